@@ -1,0 +1,1 @@
+"""Built-in environments; each is a plugin like anyone else's."""

@@ -1,0 +1,1 @@
+"""Built-in scaffolds; each is a plugin like anyone else's."""
