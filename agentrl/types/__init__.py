@@ -1,0 +1,1 @@
+"""Records that flow between components: frozen dataclasses on the standard library and numpy."""

@@ -1,0 +1,91 @@
+"""What the buffer hands to a trainer, and what a trainer answers.
+
+Dimension suffixes, used for tensors everywhere: T tokens packed one behind the other, S selected
+(trained) tokens, H hidden size, V vocabulary, E episodes, G episodes of one group, N sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentrl.types.trajectory import Trajectory
+from agentrl.types.version import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainTrajectory:
+    """A trajectory and which of its tokens enter the loss.
+
+    `loss_mask` is False where the token was not sampled, belongs to another policy, or is staler than
+    the bound; `staleness` is in optimizer steps, 0 where not sampled.
+    """
+
+    trajectory: Trajectory
+    loss_mask: np.ndarray  # [L] bool
+    staleness: np.ndarray  # [L] int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainEpisode:
+    """One episode of a batch: its reward enters its group's baseline whether or not it is trained.
+
+    `trajectories` is empty for an episode that is withheld (counted in the group, not trained).
+    """
+
+    episode_id: str
+    group: int
+    reward: float
+    trajectories: tuple[TrainTrajectory, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainBatch:
+    """Complete groups for one optimizer step that turns `version` into the next.
+
+    Example: 8 groups of 8 episodes are 64 `TrainEpisode`; `group` counts 0 to 7 in the batch.
+    """
+
+    policy: str
+    version: PolicyVersion
+    episodes: tuple[TrainEpisode, ...]
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens that enter the loss."""
+        masks = (t.loss_mask for e in self.episodes for t in e.trajectories)
+        return int(sum(mask.sum() for mask in masks))
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimizer step did: the new version, and scalars named ``area/quantity_unit``."""
+
+    version: PolicyVersion
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsManifest:
+    """Weights of one version, staged where engines can read them.
+
+    `checksums` maps the engine's tensor names to digests, so that a receipt can be compared.
+    """
+
+    policy: str
+    version: PolicyVersion
+    path: str
+    checksums: dict[str, str]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """An engine's proof of what it serves after a load."""
+
+    engine: str
+    version: PolicyVersion
+    checksums: dict[str, str]
+    seconds: float
+    aborted: int

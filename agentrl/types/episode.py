@@ -1,0 +1,166 @@
+"""The record of one run: an episode is a graph of token runs, with the replay contract in columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from agentrl.types.errors import Failure
+from agentrl.types.generation import KeptTokens
+from agentrl.types.message import ToolCall
+from agentrl.types.task import Task
+from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
+
+
+class StopReason(StrEnum):
+    """How an episode came to its end; each is an outcome, none an error."""
+
+    ANSWERED = "answered"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledColumns:
+    """The replay contract of n sampled tokens: what a trainer needs to recompute how they were drawn.
+
+    `logprobs` are of the distribution the token was really drawn from (temperature and truncation
+    applied, renormalised). `versions` and `kv_versions` tile ``[0, n)``; they differ only after an
+    in-place swap. `kept_tokens` is None where nothing was truncated.
+    """
+
+    logprobs: np.ndarray  # [n] float32, nats
+    versions: tuple[VersionSpan, ...]
+    kv_versions: tuple[VersionSpan, ...]
+    kept_tokens: KeptTokens | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One append to one agent's context.
+
+    `sample` is None for tokens that the policy did not draw (prompt, tool results, template); such
+    tokens are never trained. `is_open` marks a reply whose generation has not ended.
+
+    Example: a prompt node of 19 tokens (``parent None``), then a sampled node of 12 whose parent is 0.
+    """
+
+    index: int
+    parent: int | None
+    agent: str
+    turn: int
+    token_ids: np.ndarray  # [n] int32
+    sample: SampledColumns | None = None
+    is_open: bool = False
+
+    def check(self) -> str | None:
+        """The alignment law that this node breaks, in words, or None: columns match the ids and tile."""
+        num_tokens = len(self.token_ids)
+        if self.sample is None:
+            return None
+        if len(self.sample.logprobs) != num_tokens:
+            return f"node {self.index}: {len(self.sample.logprobs)} logprobs for {num_tokens} tokens"
+        if not np.isfinite(self.sample.logprobs).all() or (self.sample.logprobs > 1e-4).any():
+            return f"node {self.index}: a logprob is not finite or above 0"
+        for name, spans in (("versions", self.sample.versions), ("kv_versions", self.sample.kv_versions)):
+            if not spans_tile(spans, num_tokens):
+                return f"node {self.index}: {name} {spans} do not tile {num_tokens} tokens"
+        if self.sample.kept_tokens is not None and len(self.sample.kept_tokens) != num_tokens:
+            return f"node {self.index}: {len(self.sample.kept_tokens)} kept sets for {num_tokens} tokens"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One tool call as it was carried out: an intent with an id before it ran, a result after.
+
+    `result` is None while the outcome is unknown.
+    """
+
+    effect_id: str
+    call: ToolCall
+    result: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One generation and what the environment did with it."""
+
+    index: int
+    agent: str
+    reply_node: int
+    effects: tuple[Effect, ...] = ()
+    generation_s: float = 0.0
+    environment_s: float = 0.0
+    aborts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A participant of an episode and the policy that it acts by."""
+
+    name: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Leave to run one episode: what admission hands to a rollout worker.
+
+    `group` numbers the group, `member` the episode in it, `attempt` counts re-dispatches after
+    infrastructure failures. `seed` fixes every random draw of the episode.
+    """
+
+    episode_id: str
+    task: Task
+    group: int
+    member: int
+    attempt: int
+    seed: int
+    started_at: dict[str, PolicyVersion] = field(default_factory=dict)  # loaded version by policy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Episode:
+    """The record of one run from its first prompt to its end.
+
+    `reward` is None when the episode was not scored: it is never read as 0. `failure` is separate
+    from `stop_reason`: an episode that ran out of turns has no failure, one whose environment crashed
+    has no stop reason.
+
+    Example: a SQL episode of three turns has nodes prompt, reply, bridge, reply, bridge, reply; one
+    leaf; ``stop_reason answered``; ``reward 1.0``.
+    """
+
+    ticket: Ticket
+    agents: tuple[Agent, ...]
+    nodes: tuple[Node, ...]
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason | None = None
+    failure: Failure | None = None
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def episode_id(self) -> str:
+        """Name of the episode, unique in a run."""
+        return self.ticket.episode_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all nodes, each counted once."""
+        return sum(len(node.token_ids) for node in self.nodes)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that a policy drew, each counted once."""
+        return sum(len(node.token_ids) for node in self.nodes if node.sample is not None)
+
+    def policy_of(self, agent: str) -> str:
+        """The policy that `agent` acts by."""
+        return next(a.policy for a in self.agents if a.name == agent)

@@ -1,0 +1,105 @@
+"""What can go wrong, named by the boundary that it crossed.
+
+Two kinds. An `EpisodeError` ends one episode: a worker turns it into a `Failure` in the record, and
+the run goes on. Every other `AgentRLError` ends the run with a message that says what happened, what
+it means and what to do. Foreign exceptions become ours in `boundary` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Boundary(StrEnum):
+    """Where an episode's failure crossed into the platform."""
+
+    ENGINE = "engine"
+    SCAFFOLD = "scaffold"
+    ENVIRONMENT = "environment"
+    SANDBOX = "sandbox"
+    SCORER = "scorer"
+    CONTRACT = "contract"
+    TIMEOUT = "timeout"
+    BUDGET = "budget"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an episode has no outcome; `kind` groups failures in counters, `message` is for a person.
+
+    Example: ``Failure(Boundary.TIMEOUT, "environment.step", "no result within 5.0 s")``.
+    """
+
+    boundary: Boundary
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.boundary}({self.kind}): {self.message}"
+
+
+class AgentRLError(Exception):
+    """Base of everything that the platform raises on purpose."""
+
+
+class ConfigError(AgentRLError, ValueError):
+    """A configuration, a file or an argument that cannot be used as given."""
+
+
+class EngineError(AgentRLError):
+    """No engine is left to generate with, or one answered what the protocol does not allow."""
+
+
+class TrainerError(AgentRLError):
+    """A trainer rank died, hung, or disagrees with the engine about the policy."""
+
+
+class PublishError(AgentRLError):
+    """New weights could not be brought to any engine; the message names phase and engine."""
+
+
+class StorageError(AgentRLError):
+    """The run directory could not be written or read: disk full, file missing, block corrupt."""
+
+
+class StalledError(AgentRLError):
+    """The run cannot make progress; the message says what it waited for and why that will not come."""
+
+
+class EpisodeError(AgentRLError):
+    """Ends one episode; becomes its `Failure`."""
+
+    def __init__(self, boundary: Boundary, kind: str, message: str) -> None:
+        super().__init__(f"{boundary}({kind}): {message}")
+        self.failure = Failure(boundary, kind, message)
+
+
+@contextmanager
+def boundary(where: Boundary, kind: str) -> Iterator[None]:
+    """Turn whatever foreign code raises inside into an `EpisodeError` of this boundary.
+
+    Our own errors pass unchanged, and so does cancellation.
+    """
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:  # noqa: BLE001 - foreign code may raise anything; this is where it is typed
+        raise EpisodeError(where, kind, f"{type(error).__name__}: {error}") from error
+
+
+@asynccontextmanager
+async def deadline(stage: str, seconds: float) -> AsyncIterator[None]:
+    """Bound what happens inside; a breach is an `EpisodeError` of the timeout boundary naming the stage."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise EpisodeError(Boundary.TIMEOUT, stage, f"not done within {seconds:g} s") from error

@@ -1,0 +1,46 @@
+"""Tasks: one problem instance each, and the limits that the platform puts on solving it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Split(StrEnum):
+    """Which half of an environment's tasks: the two share no task."""
+
+    TRAIN = "train"
+    HELDOUT = "heldout"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem instance with whatever its environment needs to pose and to judge it.
+
+    `ordinal` counts the tasks of a split from 0 and never repeats within an epoch, so a cursor over
+    ordinals says exactly what has been trained. `payload` is plain JSON: it crosses process borders.
+
+    Example: ``Task("sql", Split.TRAIN, 7, {"seed": 1234})`` has the id ``sql/train/7``.
+    """
+
+    environment: str
+    split: Split
+    ordinal: int
+    payload: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Name of the task, unique in a run."""
+        return f"{self.environment}/{self.split}/{self.ordinal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one episode may use; the platform enforces them, not the environment or the scaffold."""
+
+    max_turns: int
+    max_context_tokens: int
+    max_reply_tokens: int
+    tool_s: float
+    total_s: float
