@@ -1,0 +1,273 @@
+"""Every seam of the platform on one page.
+
+Calls that may cross a component are coroutines, take and return records of `agentrl.types`, are safe to
+repeat with the same arguments, and end by a deadline that their owner's configuration states. A
+runtime that puts components on other machines implements these and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.types.batch import Receipt, StepReport, TrainBatch, WeightsManifest
+from agentrl.types.environment import Opening, Score, StepResult
+from agentrl.types.episode import Effect, Episode, Ticket, Turn
+from agentrl.types.generation import Generation, GenerationRequest
+from agentrl.types.message import Message, ToolSpec
+from agentrl.types.task import Task
+from agentrl.types.version import PolicyVersion
+
+
+class Engine(Protocol):
+    """Serves a policy: token ids in, token ids out."""
+
+    name: str
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Continue a prompt; an interrupted request returns what it has, with finish ABORT."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of tokens 1 to n-1, each given those before it, at temperature 1."""
+        ...
+
+    async def pause(self) -> int:
+        """Stop generating, giving back what is in flight; returns how many were interrupted."""
+        ...
+
+    async def resume(self) -> None:
+        """Generate again."""
+        ...
+
+    async def abort_all(self) -> None:
+        """Give back everything in flight, queued or paused."""
+        ...
+
+    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+        """Take the weights in a folder and flush the KV cache; only while paused."""
+        ...
+
+    async def receipt(self) -> Receipt:
+        """What is served now: version and checksums, from the engine itself."""
+        ...
+
+
+class Environment(Protocol):
+    """Answers one agent's actions; single use."""
+
+    async def start(self) -> Opening:
+        """Pose the task."""
+        ...
+
+    async def step(self, action: Message) -> StepResult:
+        """React to one assistant message."""
+        ...
+
+    async def score(self) -> Score:
+        """Judge the episode; called once, after the last step."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; safe to call twice."""
+        ...
+
+
+class EnvironmentHost(Protocol):
+    """Where environments of one kind live."""
+
+    def open(self, task: Task) -> AbstractAsyncContextManager[Environment]:
+        """A fresh environment for one episode; freed, or killed, at the end of the block."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything that is kept between episodes; safe to call twice."""
+        ...
+
+
+class ScaffoldContext(Protocol):
+    """A scaffold's only way to the world: replies, effects, time and chance."""
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """Put messages behind the conversation and let the policy reply."""
+        ...
+
+    async def rewrite(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """Replace the conversation and let the policy reply; opens a branch of the episode."""
+        ...
+
+    async def start(self) -> Opening:
+        """The environment's opening."""
+        ...
+
+    async def step(self, action: Message) -> StepResult:
+        """Act: intents are committed before the environment sees them, results after."""
+        ...
+
+    def time(self) -> float:
+        """Seconds since the episode began."""
+        ...
+
+    @property
+    def random(self) -> random.Random:
+        """Chance, seeded by the episode."""
+        ...
+
+
+class Scaffold(Protocol):
+    """The program that makes an agent of a policy. It keeps no state between episodes."""
+
+    async def run(self, context: ScaffoldContext) -> None:
+        """Play one episode to its end."""
+        ...
+
+
+class Sandbox(Protocol):
+    """Runs commands for tools apart from the platform."""
+
+    async def run(self, argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
+        """Run a command and give its exit status and output."""
+        ...
+
+    async def close(self) -> None:
+        """End everything that runs inside; safe to call twice."""
+        ...
+
+
+class Scorer(Protocol):
+    """Judges episodes; the environment's verifier is one kind."""
+
+    async def score(self, environment: Environment) -> Score:
+        """The score of the episode that `environment` has just played."""
+        ...
+
+
+class TurnJournal(Protocol):
+    """Hears of every turn before it counts: durable before acting, exactly once."""
+
+    async def commit_reply(self, ticket: Ticket, turn: Turn) -> None:
+        """The policy's reply is complete."""
+        ...
+
+    async def commit_intents(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
+        """These effects are about to be dispatched; returns once that is on record."""
+        ...
+
+    async def commit_results(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
+        """These effects have come back; returns once that is on record."""
+        ...
+
+
+class EpisodeBuffer(TurnJournal, Protocol):
+    """Where episodes live from admission to training; owns admission and the staleness bound."""
+
+    async def admit(self) -> Ticket:
+        """Leave to start the next episode. Waits for: a free place. Unblocked by: release, loaded, settle."""
+        ...
+
+    async def release(self, ticket: Ticket) -> None:
+        """The episode generates no more; its place is free, its score may still be on the way."""
+        ...
+
+    async def settle(self, episode: Episode) -> None:
+        """The episode is over, scored or failed."""
+        ...
+
+    async def take(self, versions: Mapping[str, PolicyVersion]) -> Mapping[str, TrainBatch]:
+        """A batch for each policy, for the step at these versions. Waits for: enough complete groups.
+
+        Raises:
+            StalledError: no batch can come any more; names the filter or the failures.
+        """
+        ...
+
+    async def trained(self, versions: Mapping[str, PolicyVersion]) -> None:
+        """The taken batch is part of these versions."""
+        ...
+
+    async def loaded(self, versions: Mapping[str, PolicyVersion]) -> None:
+        """Engines now serve these versions; places come back."""
+        ...
+
+
+class Trainer(Protocol):
+    """Turns version v of one policy into v+1."""
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        """One optimizer step."""
+        ...
+
+    async def stage(self, version: PolicyVersion, folder: Path) -> WeightsManifest:
+        """Write the current weights where engines can read them."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Write weights and optimizer so that `restore` goes on exactly here."""
+        ...
+
+    async def restore(self, folder: Path) -> None:
+        """Go on from what `save` wrote."""
+        ...
+
+    async def close(self) -> None:
+        """End the ranks; safe to call twice."""
+        ...
+
+
+class WeightTransport(Protocol):
+    """Moves staged weights into one engine."""
+
+    async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
+        """Bring the weights into a paused engine."""
+        ...
+
+
+class Publisher(Protocol):
+    """Brings new weights to all engines of a policy, each by itself, and proves it."""
+
+    async def publish(self, manifest: WeightsManifest) -> Sequence[Receipt]:
+        """Returns once every engine serves the version or is set aside.
+
+        Raises:
+            PublishError: no engine serves it; names phase and engine.
+        """
+        ...
+
+
+class Runtime(Protocol):
+    """Starts the components of a run somewhere and ends them."""
+
+    async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> Sequence[Engine]:
+        """The engines that serve a policy's rollouts."""
+        ...
+
+    async def start_evaluation_engine(self, policy: str, model: Path, version: PolicyVersion) -> Engine:
+        """An engine apart from the rollouts'."""
+        ...
+
+    async def start_trainer(self, policy: str, model: Path, version: PolicyVersion) -> Trainer:
+        """The ranks that train a policy."""
+        ...
+
+    async def watch(self) -> None:
+        """Waits for: the death of an engine. Raises EngineError then."""
+        ...
+
+    async def close(self) -> None:
+        """End everything; safe to call twice."""
+        ...
+
+
+class MetricSink(Protocol):
+    """Takes scalars at a step; owns no policy on what they mean."""
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record scalars named ``area/quantity_unit``."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close; safe to call twice."""
+        ...
