@@ -1,0 +1,172 @@
+"""The calling side of a process border: start a child, call it with deadlines, kill it for certain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from agentrl import codec
+from agentrl.process.server import Call, ObjectServer, Reply
+from agentrl.types.errors import AgentRLError
+
+T = TypeVar("T")
+_LENGTH = struct.Struct("<Q")
+
+
+class RemoteCallError(AgentRLError):
+    """A method in another process raised; `error` is the exception's type name."""
+
+    def __init__(self, name: str, method: str, reply: Reply) -> None:
+        super().__init__(f"{name}.{method}: {reply.error}: {reply.message}")
+        self.error, self.message, self.trace = reply.error, reply.message, reply.trace
+
+
+class ProcessDiedError(AgentRLError):
+    """A child process ended while it was needed; the message carries the end of its log."""
+
+
+class Caller(Protocol):
+    """Calls the methods of an object that may live anywhere."""
+
+    async def call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+        """Call and decode the answer. Raises RemoteCallError, TimeoutError or ProcessDiedError."""
+        ...
+
+
+class LoopbackObject:
+    """Calls an object of this process through the same encoding as a remote one."""
+
+    def __init__(self, target: Any, name: str) -> None:
+        self._server = ObjectServer(target)
+        self._name = name
+
+    async def call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+        """Call in a thread, so that a blocking target does not block the loop."""
+        request = _encode_call(method, arguments)
+        async with asyncio.timeout(deadline_s):
+            reply = await asyncio.to_thread(self._server.dispatch, request)
+        return _decode_reply(self._name, method, reply, result)
+
+
+class ChildProcess:
+    """A Python child that serves one object, with its output in a log file.
+
+    One call at a time. A call that misses its deadline leaves the child in an unknown state, so the
+    caller must `kill` it; `kill` takes the child's whole process group and always succeeds.
+
+    Example: ``await ChildProcess.start("trainer-0", ["-m", "agentrl.trainer.rank"], log)``; the child
+    finds the number of its socket as the last argument.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name, self.log = name, log
+        self._process = process
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    @classmethod
+    async def start(
+        cls, name: str, argv: Sequence[str], log: Path, environment: dict[str, str] | None = None
+    ) -> ChildProcess:
+        """Start ``python *argv FD`` in a process group of its own."""
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: ASYNC220 - returns once forked
+                [sys.executable, *argv, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        child = cls(name, process, log)
+        child._reader, child._writer = await asyncio.open_connection(sock=ours)
+        return child
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the child runs."""
+        return self._process.poll() is None
+
+    async def call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+        """Call a method of the child's object.
+
+        Waits for: the child's reply. Unblocked by: the reply, the child's end, the deadline.
+
+        Raises:
+            RemoteCallError: the method raised.
+            ProcessDiedError: the child ended.
+            TimeoutError: no reply within `deadline_s`.
+        """
+        request = _encode_call(method, arguments)
+        try:
+            async with asyncio.timeout(deadline_s):
+                self._writer.write(_LENGTH.pack(len(request)) + request)
+                await self._writer.drain()
+                header = await self._reader.readexactly(_LENGTH.size)
+                reply = await self._reader.readexactly(_LENGTH.unpack(header)[0])
+        except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError):
+            raise ProcessDiedError(self.describe_end(method)) from None
+        return _decode_reply(self.name, method, reply, result)
+
+    def describe_end(self, doing: str) -> str:
+        """What a person needs to know about a child that ended: how, where, and its last words."""
+        code = self._process.poll()
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"process {self.name} ended ({how}) during {doing}; end of {self.log}:\n{tail(self.log)}"
+
+    async def close(self, grace_s: float = 2.0) -> None:
+        """Let the child end by itself for a moment, then kill it; safe to call twice."""
+        self._writer.close()
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._process.wait), grace_s)
+        except TimeoutError:
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        """End the child and everything it started, at once; safe to call twice."""
+        kill_group(self._process)
+        self._writer.close()
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads its own group, and the group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+    process.wait()
+
+
+def tail(log: Path, num_lines: int = 15) -> str:
+    """The last lines of a log file, indented; a missing file reads as such."""
+    if not log.exists():
+        return "    (no log)"
+    lines = log.read_text(errors="replace").splitlines()[-num_lines:]
+    return "\n".join(f"    {line}" for line in lines) or "    (log is empty)"
+
+
+def _encode_call(method: str, arguments: tuple[Any, ...]) -> bytes:
+    return codec.encode(Call(method, [codec.encode(argument) for argument in arguments]))
+
+
+def _decode_reply(name: str, method: str, data: bytes, result: type[T]) -> T:
+    reply = codec.decode(data, Reply)
+    if reply.error is not None:
+        raise RemoteCallError(name, method, reply)
+    return codec.decode(reply.value, result)
