@@ -1,0 +1,1 @@
+"""Between text and tokens: tokenizers, chat formats, and tokenizers made on the spot."""

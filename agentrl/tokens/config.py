@@ -1,0 +1,22 @@
+"""How a policy's conversations become tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentrl.config.base import ConfigModel
+
+
+class ChatConfig(ConfigModel):
+    """The chat format of a policy."""
+
+    renderer: str = "auto"
+    """Name of a renderer of the `renderers` package, ``auto`` to choose by the model's name, or
+    ``module:Class`` of one's own for a model whose template has no tools."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the renderer, such as ``enable_thinking``; passed through as they are."""
+    history: Literal["exact", "template"] = "exact"
+    """Whether earlier replies stay exactly as sampled, or are rewritten as the model's template would
+    (which drops old thinking): the latter opens a branch of the episode whenever it happens."""
