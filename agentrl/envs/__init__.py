@@ -1,0 +1,1 @@
+"""Where environments run: in this process, in killable workers, later behind a server."""

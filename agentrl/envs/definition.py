@@ -1,0 +1,76 @@
+"""What an environment's author registers: how to make tasks, how to make environments, who can play."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentrl import registry
+from agentrl.config.base import ConfigModel, parse_config
+from agentrl.protocols import Environment
+from agentrl.types.errors import ConfigError
+from agentrl.types.message import Message
+from agentrl.types.task import Split, Task
+
+Placement = Literal["inline", "process"]
+
+
+class NoOptions(ConfigModel):
+    """Options of an environment that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """A scripted player: gives the next assistant message for a task and the conversation so far.
+
+    The generator is seeded by the episode and fresh at every call, so the first draw of each call is
+    the same: an expert chooses its procedure with it and stays with the choice.
+    """
+
+    description: str
+    act: Callable[[Any, Task, Sequence[Message], random.Random], Message]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDefinition:
+    """One kind of environment.
+
+    `sample_task(options, split, ordinal, seed)` must give the same task for the same arguments.
+    `placement` says where instances run unless the recipe says otherwise: ``process`` (the default)
+    holds for anything that might block, hang or crash; ``inline`` is for environments whose every call
+    is bounded and short, since an inline call that blocks holds the whole worker.
+
+    Example: see ``environments/sql/__init__.py``.
+    """
+
+    name: str
+    description: str
+    sample_task: Callable[[Any, Split, int, int], Task]
+    create: Callable[[Any, Task], Environment]
+    options: type[ConfigModel] = NoOptions
+    experts: Mapping[str, Expert] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    """Words that a tokenizer made for this environment keeps whole."""
+    placement: Placement = "process"
+
+    def parse_options(self, values: Mapping[str, Any]) -> Any:
+        """The environment's options from plain values. Raises ConfigError."""
+        return parse_config(self.options, dict(values), f"options of environment '{self.name}'")
+
+    def expert(self, name: str) -> Expert:
+        """The expert of that name. Raises ConfigError."""
+        if name not in self.experts:
+            raise ConfigError(
+                f"environment '{self.name}' has no expert '{name}'; it has {', '.join(self.experts) or 'none'}"
+            )
+        return self.experts[name]
+
+
+def load_environment(name: str) -> EnvironmentDefinition:
+    """The registered environment, or one named as ``module:attribute``. Raises ConfigError."""
+    definition = registry.load_plugin(registry.ENVIRONMENTS, name)
+    if not isinstance(definition, EnvironmentDefinition):
+        raise ConfigError(f"environment '{name}' is a {type(definition).__name__}, not an EnvironmentDefinition")
+    return definition

@@ -1,0 +1,137 @@
+"""Environments in killable worker processes: they may block, hang, crash or leak as they like."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from agentrl.envs.definition import EnvironmentDefinition
+from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
+from agentrl.protocols import Environment
+from agentrl.types.environment import Opening, Score, StepResult
+from agentrl.types.errors import Boundary, EpisodeError
+from agentrl.types.message import Message
+from agentrl.types.task import Task
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class RemoteEnvironment:
+    """An environment in a worker process, for one episode.
+
+    `is_spoiled` turns True with the first call that did not return: the worker's state is then unknown
+    and it must not serve another episode.
+    """
+
+    def __init__(self, worker: ChildProcess, call_s: float) -> None:
+        self._worker, self._call_s = worker, call_s
+        self.is_spoiled = False
+
+    async def open(self, task: Task) -> None:
+        """Make the environment."""
+        await self._call("open", task, result=type(None))
+
+    async def start(self) -> Opening:
+        """The environment's opening."""
+        return await self._call("start", result=Opening)
+
+    async def step(self, action: Message) -> StepResult:
+        """The environment's reaction."""
+        return await self._call("step", action, result=StepResult)
+
+    async def score(self) -> Score:
+        """The environment's verdict."""
+        return await self._call("score", result=Score)
+
+    async def close(self) -> None:
+        """Free the environment."""
+        await self._call("close", result=type(None))
+
+    async def _call(self, method: str, *arguments: Any, result: type[T]) -> T:
+        was_spoiled, self.is_spoiled = self.is_spoiled, True
+        try:
+            value = await self._worker.call(method, *arguments, result=result, deadline_s=self._call_s)
+        except RemoteCallError as error:
+            self.is_spoiled = was_spoiled
+            raise EpisodeError(Boundary.ENVIRONMENT, method, f"{error.error}: {error.message}") from error
+        except ProcessDiedError as error:
+            raise EpisodeError(Boundary.ENVIRONMENT, "crashed", str(error)) from error
+        except TimeoutError:
+            raise EpisodeError(
+                Boundary.TIMEOUT, f"environment.{method}", f"not done within {self._call_s:g} s; worker killed"
+            ) from None
+        except msgspec.ValidationError as error:
+            raise EpisodeError(Boundary.ENVIRONMENT, "answer", f"{method}() returned {error}") from error
+        self.is_spoiled = was_spoiled
+        return value
+
+
+class ProcessHost:
+    """A pool of worker processes, each with one environment at a time.
+
+    Workers are started on demand and reused for later episodes; one whose call did not return is
+    killed with everything it started.
+    """
+
+    def __init__(
+        self, definition: EnvironmentDefinition, name: str, options: Mapping[str, Any], call_s: float, logs: Path
+    ) -> None:
+        definition.parse_options(options)
+        self._argv = ["-m", "agentrl.envs.worker", name, msgspec.json.encode(dict(options)).decode()]
+        self._call_s, self._logs = call_s, logs
+        self._idle: list[ChildProcess] = []
+        self._all: set[ChildProcess] = set()
+        self._numbers = itertools.count()
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Environment]:
+        """A fresh environment for one episode. Raises EpisodeError if it cannot be made."""
+        worker = self._idle.pop() if self._idle else await self._start_worker()
+        environment = RemoteEnvironment(worker, self._call_s)
+        try:
+            await environment.open(task)
+            yield environment
+        finally:
+            await self._put_back(worker, environment)
+
+    async def close(self) -> None:
+        """Kill all workers; safe to call twice."""
+        for worker in self._all:
+            worker.kill()
+        self._all.clear()
+        self._idle.clear()
+
+    async def _start_worker(self) -> ChildProcess:
+        number = next(self._numbers)
+        try:
+            worker = await ChildProcess.start(f"environment-{number}", self._argv, self._logs / f"environment-{number}.log")
+        except OSError as error:
+            raise EpisodeError(Boundary.ENVIRONMENT, "worker", f"no worker process could be started: {error}") from error
+        self._all.add(worker)
+        return worker
+
+    async def _put_back(self, worker: ChildProcess, environment: RemoteEnvironment) -> None:
+        """Keep a worker that answers its close; kill any other. The episode's outcome stands either way."""
+        if not environment.is_spoiled:
+            try:
+                await environment.close()
+                self._idle.append(worker)
+                return
+            except EpisodeError as error:
+                _log.warning("environment could not be closed, its worker is killed: %s", error)
+            except asyncio.CancelledError:
+                self._discard(worker)
+                raise
+        self._discard(worker)
+
+    def _discard(self, worker: ChildProcess) -> None:
+        worker.kill()
+        self._all.discard(worker)

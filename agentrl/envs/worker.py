@@ -1,0 +1,60 @@
+"""The child's side of a process host: one environment at a time, whatever it does to this process."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import msgspec
+
+from agentrl.envs.definition import load_environment
+from agentrl.process.server import serve
+from agentrl.types.environment import Opening, Score, StepResult, check_opening, check_score, check_step
+from agentrl.types.message import Message
+from agentrl.types.task import Task
+
+
+class EnvironmentWorker:
+    """Holds the environment of the current episode. Synchronous methods are as good as coroutines here."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self._definition = load_environment(name)
+        self._options = self._definition.parse_options(options)
+        self._environment: Any = None
+
+    def open(self, task: Task) -> None:
+        """Make the environment of a new episode."""
+        self._environment = self._definition.create(self._options, task)
+
+    async def start(self) -> Opening:
+        """The environment's opening."""
+        return check_opening(await _value(self._environment.start()))
+
+    async def step(self, action: Message) -> StepResult:
+        """The environment's reaction."""
+        return check_step(await _value(self._environment.step(action)))
+
+    async def score(self) -> Score:
+        """The environment's verdict."""
+        return check_score(await _value(self._environment.score()))
+
+    async def close(self) -> None:
+        """Free the environment."""
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            await _value(environment.close())
+
+
+async def _value(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def main() -> None:
+    """Entry of the child: ``python -m agentrl.envs.worker NAME OPTIONS_JSON FD``."""
+    name, options, fd = sys.argv[1:]
+    serve(EnvironmentWorker(name, msgspec.json.decode(options)), int(fd))
+
+
+if __name__ == "__main__":
+    main()
