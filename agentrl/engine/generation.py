@@ -1,0 +1,164 @@
+"""The ``/generate`` route: bodies to requests, requests to SGLang's answers, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import orjson
+
+from agentrl.engine.request import MAX_TOP_K, BadRequestError, DrawParams, Request
+from agentrl.engine.scheduler import Scheduler
+
+
+class GenerationService:
+    """Turns bodies of ``/generate`` into scheduled requests and answers when they end."""
+
+    def __init__(self, scheduler: Scheduler, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self._scheduler = scheduler
+        self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
+
+    async def generate(self, body: dict[str, Any]) -> Any:
+        """One answer, or a list of them for a batch.
+
+        Waits for: all requests of the body. Unblocked by: their end, by whatever cause.
+
+        Raises:
+            BadRequestError: the body does not fit; nothing was scheduled.
+        """
+        requests, is_batch = self._parse(body)
+        self._submit(requests)
+        try:
+            for request in requests:
+                await request.done.wait()
+        except asyncio.CancelledError:
+            self._withdraw(requests)
+            raise
+        answers = [_answer(request) for request in requests]
+        return answers if is_batch else answers[0]
+
+    async def stream(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Server-sent events, each with all output so far; ends with ``[DONE]``.
+
+        Waits for: the next token. Unblocked by: it, or the request's end.
+        """
+        try:
+            requests, is_batch = self._parse(body)
+            if is_batch:
+                raise BadRequestError("a batch cannot be streamed; send its prompts one by one")
+            request = requests[0]
+            changed = asyncio.Event()
+            request.on_change = changed.set
+            self._submit(requests)
+        except BadRequestError as error:
+            yield _event({"error": {"message": str(error)}})
+            return
+        try:
+            while request.finish_reason is None:
+                await changed.wait()
+                changed.clear()
+                yield _event(_answer(request))
+        except asyncio.CancelledError:
+            self._withdraw(requests)
+            raise
+        yield b"data: [DONE]\n\n"
+
+    def _submit(self, requests: list[Request]) -> None:
+        for number, request in enumerate(requests):
+            try:
+                self._scheduler.submit(request)
+            except BadRequestError:
+                self._withdraw(requests[:number])
+                raise
+
+    def _withdraw(self, requests: list[Request]) -> None:
+        """Nobody waits for these any more."""
+        for request in requests:
+            if request.finish_reason is None:
+                self._scheduler.abort(request.rid)
+
+    def _parse(self, body: dict[str, Any]) -> tuple[list[Request], bool]:
+        prompts = body.get("input_ids")
+        if not isinstance(prompts, list) or not prompts:
+            raise BadRequestError("input_ids must be a list of token ids, or a list of such lists")
+        is_batch = isinstance(prompts[0], list)
+        prompts = prompts if is_batch else [prompts]
+        rids = body.get("rid") or [secrets.token_hex(16) for _ in prompts]
+        rids = [rids] if isinstance(rids, str) else rids
+        sampling = body.get("sampling_params") or {}
+        samplings = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
+        if len(rids) != len(prompts) or len(samplings) != len(prompts):
+            raise BadRequestError(f"{len(prompts)} prompts, but {len(rids)} rid and {len(samplings)} sampling_params")
+        entries = zip(rids, prompts, samplings, strict=True)
+        return [self._parse_one(body, rid, prompt, values) for rid, prompt, values in entries], is_batch
+
+    def _parse_one(self, body: dict[str, Any], rid: Any, prompt: Any, values: Any) -> Request:
+        if not isinstance(rid, str) or not isinstance(values, dict) or not isinstance(prompt, list) or not prompt:
+            raise BadRequestError("each prompt needs token ids, a string as rid and an object as sampling_params")
+        self._check_ids(prompt)
+        params = DrawParams.parse(values, self._eos_token_ids, secrets.randbits(62))
+        wants_mask = bool(body.get("return_sampling_mask"))
+        if wants_mask and params.temperature > 0 and not 1 < params.top_k <= MAX_TOP_K:
+            raise BadRequestError(f"return_sampling_mask needs a finite 1 < top_k <= {MAX_TOP_K}, or temperature 0")
+        start = body.get("logprob_start_len")
+        if start is not None and (type(start) is not int or start < -1):
+            raise BadRequestError(f"logprob_start_len must be a position or -1, got {start!r}")
+        score_from = start if start is not None and start >= 0 and body.get("return_logprob") else None
+        if params.max_new_tokens == 0 and score_from is None:
+            raise BadRequestError("max_new_tokens 0 needs return_logprob and logprob_start_len: there is nothing to do")
+        return Request(rid, prompt, params, wants_mask, score_from)
+
+    def _check_ids(self, prompt: list[Any]) -> None:
+        try:
+            ids = np.asarray(prompt)
+        except ValueError:
+            raise BadRequestError("input_ids must be flat lists of integers") from None
+        if ids.dtype.kind != "i" or ids.ndim != 1:
+            raise BadRequestError("input_ids must be flat lists of integers")
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            raise BadRequestError(f"an input id lies outside the vocabulary of {self._vocab_size}: {ids.max()}")
+
+
+def _answer(request: Request) -> dict[str, Any]:
+    """The request's state in SGLang's form; version spans come with the end."""
+    meta: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": request.finish_reason,
+        "prompt_tokens": len(request.prompt_ids),
+        "completion_tokens": len(request.output_ids),
+        "cached_tokens": request.cached_tokens,
+        "num_retractions": request.retractions,
+        "input_token_logprobs": _prompt_logprobs(request),
+        "output_token_logprobs": [[lp, t, None] for lp, t in zip(request.logprobs, request.output_ids, strict=True)],
+        "output_token_logprobs_length": len(request.logprobs),
+        "e2e_latency": time.monotonic() - request.arrived,
+    }
+    if request.wants_mask:
+        meta["output_token_sampling_mask"] = request.kept_ids
+        meta["output_token_sampling_logprobs"] = request.kept_logprobs
+        meta["output_token_sampling_mask_length"] = len(request.kept_ids)
+    if request.finish_reason is not None:
+        meta["weight_versions"] = _spans(request.spans)
+        meta["kv_versions"] = _spans(request.kv_spans)
+        meta["weight_version"] = request.spans[-1][0] if request.spans else None
+    return {"output_ids": request.output_ids, "meta_info": meta}
+
+
+def _prompt_logprobs(request: Request) -> list[list[Any]]:
+    if request.score_from is None:
+        return []
+    scored = zip(request.prompt_logprobs, request.prompt_ids, strict=False)
+    return [[logprob, token, None] for logprob, token in scored][request.score_from :]
+
+
+def _spans(spans: list[list[Any]]) -> list[dict[str, Any]]:
+    return [{"version": version, "start": start, "end": end} for version, start, end in spans]
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"

@@ -1,0 +1,16 @@
+"""Runs an embedded engine until it is told to stop."""
+
+from __future__ import annotations
+
+import torch
+import uvicorn
+
+from agentrl.engine.options import EngineOptions
+from agentrl.engine.server import build_app
+
+
+def run_engine(options: EngineOptions) -> None:
+    """Load the model and serve it. Raises ConfigError if the model cannot be loaded."""
+    torch.set_num_threads(options.threads)
+    app = build_app(options)
+    uvicorn.run(app, host=options.host, port=options.port, log_level="warning", timeout_keep_alive=600)

@@ -1,0 +1,47 @@
+"""What an embedded engine is started with."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Literal
+
+from pydantic import model_validator
+
+from agentrl.config.base import ConfigModel
+
+
+class EngineOptions(ConfigModel):
+    """Options of ``agentrl engine``."""
+
+    model: Path
+    """Folder with config.json and safetensors weights."""
+    port: int
+    """TCP port to listen on."""
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs a token."""
+    token: str | None = None
+    """Bearer token that control endpoints ask for."""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Precision of weights and arithmetic."""
+    device: str = "cpu"
+    """Torch device."""
+    threads: int = 1
+    """Processor cores for arithmetic; leave some for trainer and rollouts."""
+    max_running_requests: int = 64
+    """Requests that generate at once; the rest queue. Each takes a row of the KV cache."""
+    context_length: int | None = None
+    """Longest prompt plus reply in tokens; the model's own limit if not given."""
+    prefill_tokens: int = 4096
+    """Prompt tokens that one step may process; smaller keeps replies to other callers flowing."""
+    weight_version: str = "default"
+    """Label of the weights in the model folder."""
+    deterministic: bool = False
+    """Results independent of batching: float64 arithmetic, rounded log-probabilities."""
+
+    @model_validator(mode="after")
+    def _needs_token_off_loopback(self) -> EngineOptions:
+        is_loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        if not is_loopback and self.token is None:
+            raise ValueError(f"host {self.host} can be reached by others; give --token, or listen on 127.0.0.1")
+        return self

@@ -1,0 +1,132 @@
+"""Slots: rows of one KV cache, what tokens they hold, and which of them a new request can start from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+_GROWTH_TOKENS = 128
+
+
+class KVCache:
+    """Keys and values of all slots, layer by layer; columns grow as contexts do.
+
+    Column `capacity - 1` is never part of a context: idle rows of a decode step may write there.
+    """
+
+    def __init__(
+        self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: str
+    ) -> None:
+        self._shape = (num_slots, num_heads, _GROWTH_TOKENS, head_dim)
+        self.keys = [torch.zeros(self._shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(self._shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    @property
+    def capacity(self) -> int:
+        """Columns of each row."""
+        return self.keys[0].shape[2]
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for contexts of `num_tokens` and one more column."""
+        missing = num_tokens + 1 - self.capacity
+        if missing <= 0:
+            return
+        extra = max(-(-missing // _GROWTH_TOKENS) * _GROWTH_TOKENS, self.capacity // 2)
+        for columns in (self.keys, self.values):
+            for layer, tensor in enumerate(columns):
+                columns[layer] = torch.nn.functional.pad(tensor, (0, 0, 0, extra))
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first columns of one row to another."""
+        for columns in (self.keys, self.values):
+            for tensor in columns:
+                tensor[target, :, :num_tokens] = tensor[source, :, :num_tokens]
+
+
+class SlotTable:
+    """Which tokens' KV each slot holds, which slots are in use, and under which weights they were made.
+
+    `origin` counts weight loads: KV is reused only under the load that made it, so a changed policy
+    never attends to the cache of an older one, flushed or not.
+
+    Example: slot 3 holds the 120 tokens of a finished turn. The next turn's prompt begins with these
+    120, so it takes slot 3 and computes only what is new. A second episode of the same task finds its
+    prompt at the start of slot 3 while that is busy, and copies the common columns to a free slot.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.tokens = np.zeros((num_slots, _GROWTH_TOKENS), np.int32)
+        self.lengths = np.zeros(num_slots, np.int64)
+        self.origin = np.zeros(num_slots, np.int64)
+        self._used_at = np.zeros(num_slots, np.int64)
+        self._is_busy = np.zeros(num_slots, bool)
+        self._clock = 0
+
+    @property
+    def num_busy(self) -> int:
+        """Slots that a running request owns."""
+        return int(self._is_busy.sum())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows from the first to the last busy slot: what a decode step computes."""
+        busy = np.flatnonzero(self._is_busy)
+        return int(busy[-1]) + 1 if len(busy) else 0
+
+    def acquire(self, ids: np.ndarray, origin: int) -> tuple[int, int, int] | None:
+        """Take a slot for a context: ``(slot, reusable tokens, slot to copy them from)``, None if all are busy.
+
+        At least the last token of the context is left to compute, since its logits are needed.
+        """
+        free = np.flatnonzero(~self._is_busy)
+        if not len(free):
+            return None
+        common = np.where(self.origin == origin, self._common_prefix(ids), 0)
+        common = np.minimum(common, len(ids) - 1)
+        best = int(common.argmax())
+        if not self._is_busy[best] and common[best] > 0 and common[best] >= self.lengths[best] // 2:
+            slot = best
+        else:
+            slot = int(free[np.lexsort((free, self._used_at[free], self.lengths[free] > 0))[0]])
+        reusable = int(common[best])
+        self._is_busy[slot] = True
+        self._touch(slot)
+        self.set_context(slot, ids, reusable)
+        self.origin[slot] = origin
+        return slot, reusable, best
+
+    def set_context(self, slot: int, ids: np.ndarray, num_cached: int) -> None:
+        """Write down a slot's tokens, of which the first `num_cached` have their KV."""
+        self._reserve(len(ids))
+        self.tokens[slot, : len(ids)] = ids
+        self.lengths[slot] = num_cached
+
+    def release(self, slot: int) -> None:
+        """The slot's request is over; its tokens stay until another needs the slot."""
+        self._is_busy[slot] = False
+        self._touch(slot)
+
+    def flush(self) -> None:
+        """Forget all tokens. Only with no slot busy."""
+        self.lengths[:] = 0
+
+    def append(self, slots: np.ndarray, tokens: np.ndarray) -> None:
+        """Put one drawn token behind each slot's cached ones; its own KV comes with the next step."""
+        self._reserve(int(self.lengths[slots].max()) + 1)
+        self.tokens[slots, self.lengths[slots]] = tokens
+
+    def _common_prefix(self, ids: np.ndarray) -> np.ndarray:
+        """Leading tokens that each slot shares with a context and has KV for; [slots]."""
+        width = min(len(ids), self.tokens.shape[1])
+        differs = self.tokens[:, :width] != ids[:width]
+        first = np.where(differs.any(1), differs.argmax(1), width)
+        return np.minimum(first, self.lengths)
+
+    def _reserve(self, num_tokens: int) -> None:
+        missing = num_tokens + 1 - self.tokens.shape[1]
+        if missing > 0:
+            self.tokens = np.pad(self.tokens, ((0, 0), (0, max(missing, self.tokens.shape[1]))))
+
+    def _touch(self, slot: int) -> None:
+        self._clock += 1
+        self._used_at[slot] = self._clock
