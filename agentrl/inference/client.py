@@ -1,0 +1,165 @@
+"""Speaks SGLang's native HTTP protocol; the only module that knows an HTTP library."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import httpx
+import orjson
+
+from agentrl.inference.config import ClientConfig
+from agentrl.inference.wire import generation_body, parse_generation
+from agentrl.types.batch import Receipt
+from agentrl.types.errors import Boundary, EngineError, EpisodeError
+from agentrl.types.generation import Generation, GenerationRequest
+from agentrl.types.version import PolicyVersion
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+class EngineClient:
+    """An engine behind HTTP, embedded or SGLang.
+
+    Generation failures are `EpisodeError`: they end one episode. Failures of control calls are
+    `EngineError`: the publisher decides what becomes of the engine.
+
+    Example: ``EngineClient("main-0", "http://127.0.0.1:30000", ClientConfig())``.
+    """
+
+    def __init__(
+        self, name: str, url: str, config: ClientConfig, pause_mode: PauseMode = "abort", token: str | None = None
+    ) -> None:
+        self.name, self.url = name, url
+        self._config = config
+        self._pause_mode = pause_mode
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={**headers, "content-type": "application/json"},
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            timeout=httpx.Timeout(None, connect=config.connect_s),
+            trust_env=False,
+        )
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Continue a prompt.
+
+        Waits for: the engine, however long it is paused. Unblocked by: its reply, an abort, the deadline.
+
+        Raises:
+            EpisodeError: engine unreachable, request refused, or an answer that breaks the protocol.
+        """
+        body = generation_body(request)
+        try:
+            response = await self._post("/generate", body, self._config.generate_s)
+        except asyncio.CancelledError:
+            await self._abort_quietly(request.rid)
+            raise
+        except TimeoutError:
+            await self._abort_quietly(request.rid)
+            message = f"{self.name} gave no reply within {self._config.generate_s:g} s"
+            raise EpisodeError(Boundary.TIMEOUT, "engine.generate", message) from None
+        except httpx.HTTPError as error:
+            message = f"{self.name} at {self.url}: {type(error).__name__} {error}".rstrip()
+            raise EpisodeError(Boundary.ENGINE, "unreachable", message) from error
+        if response.status_code != 200:
+            raise EpisodeError(Boundary.ENGINE, "refused", f"{self.name}: {_error_text(response)}")
+        return parse_generation(orjson.loads(response.content), request)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of tokens 1 to n-1 at temperature 1. Raises EngineError."""
+        body = {
+            "input_ids": list(token_ids),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        answer = await self._control("/generate", body, self._config.generate_s)
+        return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]
+
+    async def pause(self) -> int:
+        """Stop generating in the configured mode; returns how many requests that interrupted."""
+        answer = await self._control("/pause_generation", {"mode": self._pause_mode}, self._config.control_s)
+        return int(answer.get("num_paused_requests", 0))
+
+    async def resume(self) -> None:
+        """Generate again. Raises EngineError."""
+        await self._control("/continue_generation", {}, self._config.control_s)
+
+    async def abort_all(self) -> None:
+        """Give back everything in flight, queued or paused. Raises EngineError."""
+        await self._control("/abort_request", {"abort_all": True}, self._config.control_s)
+
+    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+        """Take the weights in a folder; flushes the KV cache unless requests are frozen in place."""
+        body = {
+            "model_path": path,
+            "weight_version": str(version),
+            "flush_cache": self._pause_mode != "in_place",
+            "abort_all_requests": False,
+        }
+        await self._control("/update_weights_from_disk", body, self._config.load_s)
+
+    async def relabel(self, version: PolicyVersion) -> None:
+        """Rename the weights that are served, without touching requests in flight. Raises EngineError."""
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._control("/update_weight_version", body, self._config.control_s)
+
+    async def receipt(self) -> Receipt:
+        """Version and checksums from the engine itself. Raises EngineError."""
+        start = time.monotonic()
+        info = await self.model_info()
+        answer = await self._control("/weights_checker", {"action": "checksum"}, self._config.load_s)
+        version = PolicyVersion.parse(info["weight_version"])
+        return Receipt(self.name, version, answer.get("checksums", {}), time.monotonic() - start, 0)
+
+    async def model_info(self) -> dict[str, Any]:
+        """What the engine says of itself; answers in any state. Raises EngineError."""
+        try:
+            async with asyncio.timeout(self._config.control_s):
+                response = await self._http.get("/model_info")
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise EngineError(f"engine {self.name} at {self.url} does not answer: {type(error).__name__}") from error
+        return self._checked("/model_info", response)
+
+    async def close(self) -> None:
+        """Close the connections; safe to call twice."""
+        await self._http.aclose()
+
+    async def _control(self, path: str, body: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        try:
+            response = await self._post(path, orjson.dumps(body), deadline_s)
+        except TimeoutError:
+            raise EngineError(f"engine {self.name}: {path} took longer than {deadline_s:g} s") from None
+        except httpx.HTTPError as error:
+            message = f"engine {self.name} at {self.url}: {path}: {type(error).__name__} {error}"
+            raise EngineError(message.rstrip()) from error
+        return self._checked(path, response)
+
+    def _checked(self, path: str, response: httpx.Response) -> dict[str, Any]:
+        if response.status_code != 200:
+            raise EngineError(f"engine {self.name}: {path}: {_error_text(response)}")
+        return orjson.loads(response.content) if response.content else {}
+
+    async def _post(self, path: str, body: bytes, deadline_s: float) -> httpx.Response:
+        async with asyncio.timeout(deadline_s):
+            return await self._http.post(path, content=body)
+
+    async def _abort_quietly(self, rid: str) -> None:
+        """Tell the engine that nobody waits; the answer does not matter, nor does it if it is gone."""
+        with contextlib.suppress(httpx.HTTPError, TimeoutError):
+            await self._post("/abort_request", orjson.dumps({"rid": rid}), self._config.control_s)
+
+
+def _error_text(response: httpx.Response) -> str:
+    try:
+        body = orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        return f"HTTP {response.status_code}: {response.text[:300]}"
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return f"HTTP {response.status_code}: {message}"

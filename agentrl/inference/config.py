@@ -1,0 +1,51 @@
+"""Where a policy's engines come from, and how long calls to them may take."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agentrl.config.base import ConfigModel
+
+
+class ClientConfig(ConfigModel):
+    """How long calls to an engine may take."""
+
+    generate_s: float = 300.0
+    """Seconds for one reply, pauses included; raise it for very long replies."""
+    control_s: float = 10.0
+    """Seconds for pause, resume, a receipt or a look at the state."""
+    load_s: float = 120.0
+    """Seconds for loading weights; raise it with the model's size."""
+    connect_s: float = 5.0
+    """Seconds to reach the engine at all."""
+
+
+class EmbeddedEngineConfig(ConfigModel):
+    """Engines that the run starts on this machine."""
+
+    kind: Literal["embedded"] = "embedded"
+    count: Annotated[int, Field(gt=0)] = 1
+    """Engine processes of the policy."""
+    threads: Annotated[int, Field(gt=0)] = 1
+    """Processor cores for the arithmetic of each."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further options of ``agentrl engine`` (``agentrl engine --help``), passed through as they are."""
+    start_s: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds for an engine to load its model."""
+
+
+class AttachedEngineConfig(ConfigModel):
+    """Engines that run already, SGLang or embedded."""
+
+    kind: Literal["attached"] = "attached"
+    urls: Annotated[list[str], Field(min_length=1)]
+    """Base addresses, such as ``http://10.0.0.5:30000``."""
+    token_variable: str | None = None
+    """Environment variable with the engines' bearer token."""
+    start_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds for the engines to answer."""
+
+
+EngineConfig = Annotated[EmbeddedEngineConfig | AttachedEngineConfig, Field(discriminator="kind")]

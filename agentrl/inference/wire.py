@@ -1,0 +1,90 @@
+"""SGLang's JSON for a generation, both ways, with the alignment checks of the replay contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+
+from agentrl.types.errors import Boundary, EpisodeError
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens
+from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
+
+
+def generation_body(request: GenerationRequest) -> bytes:
+    """The JSON body of ``POST /generate``."""
+    sampling: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "temperature": request.sampling.temperature,
+        "stop_token_ids": list(request.stop_token_ids),
+        "sampling_seed": request.seed,
+    }
+    if request.sampling.top_k is not None:
+        sampling["top_k"] = request.sampling.top_k
+    if request.sampling.top_p < 1.0:
+        sampling["top_p"] = request.sampling.top_p
+    body: dict[str, Any] = {
+        "rid": request.rid,
+        "input_ids": request.prompt_ids,
+        "sampling_params": sampling,
+        "return_logprob": True,
+    }
+    if request.sampling.truncates:
+        body["return_sampling_mask"] = True
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
+    """What ``/generate`` answered.
+
+    Raises:
+        EpisodeError: fields are missing or do not align with the tokens (boundary contract).
+    """
+    try:
+        meta = answer["meta_info"]
+        token_ids = np.asarray(answer["output_ids"], np.int32)
+        finish = FinishReason(meta["finish_reason"]["type"])
+        if not len(token_ids):
+            return Generation(token_ids, np.zeros(0, np.float32), (), (), finish)
+        if request.sampling.truncates:
+            logprobs = meta["output_token_sampling_logprobs"]
+            kept = KeptTokens.from_lists(meta["output_token_sampling_mask"])
+        else:
+            logprobs, kept = [entry[0] for entry in meta["output_token_logprobs"]], None
+        versions = _parse_spans(meta, "weight_versions", len(token_ids))
+        kv_versions = _parse_spans(meta, "kv_versions", len(token_ids)) if "kv_versions" in meta else versions
+    except (KeyError, TypeError, ValueError) as error:
+        raise EpisodeError(Boundary.CONTRACT, "engine.answer", f"{type(error).__name__}: {error}") from error
+    generation = Generation(
+        token_ids=token_ids,
+        logprobs=np.asarray(logprobs, np.float32),
+        versions=versions,
+        kv_versions=kv_versions,
+        finish=finish,
+        kept_tokens=kept,
+        cached_tokens=int(meta.get("cached_tokens", 0)),
+    )
+    _check_alignment(generation)
+    return generation
+
+
+def _parse_spans(meta: dict[str, Any], key: str, num_tokens: int) -> tuple[VersionSpan, ...]:
+    """Version spans of the engine's own report; a server without spans reports one label for all."""
+    if key not in meta:
+        return (VersionSpan(PolicyVersion.parse(meta["weight_version"]), 0, num_tokens),)
+    return tuple(VersionSpan(PolicyVersion.parse(s["version"]), s["start"], s["end"]) for s in meta[key])
+
+
+def _check_alignment(generation: Generation) -> None:
+    num_tokens = len(generation.token_ids)
+    kept = generation.kept_tokens
+    broken = (
+        len(generation.logprobs) != num_tokens and f"{len(generation.logprobs)} logprobs"
+        or not np.isfinite(generation.logprobs).all() and "a logprob that is not finite"
+        or not spans_tile(generation.versions, num_tokens) and f"version spans {generation.versions}"
+        or not spans_tile(generation.kv_versions, num_tokens) and f"KV version spans {generation.kv_versions}"
+        or kept is not None and len(kept) != num_tokens and f"{len(kept)} kept sets"
+    )  # fmt: skip
+    if broken:
+        raise EpisodeError(Boundary.CONTRACT, "engine.answer", f"{broken} for {num_tokens} tokens")
