@@ -1,0 +1,89 @@
+"""Which algorithm trains a policy: baseline, loss, off-policy correction, aggregation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.config.base import ConfigModel
+
+
+class PpoConfig(ConfigModel):
+    """PPO-clip (arXiv 1707.06347, eq. 7) with the higher upper clip of DAPO (arXiv 2503.14476)."""
+
+    kind: Literal["ppo"] = "ppo"
+    clip_low: Annotated[float, Field(gt=0)] = 0.2
+    """Ratio may fall to 1 - clip_low before the gradient stops."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.28
+    """Ratio may rise to 1 + clip_high before the gradient stops."""
+    proximal: Literal["recomputed", "behaviour"] = "recomputed"
+    """What the ratio is taken against: the trainer's own policy at the start of the step (decoupled PPO,
+    arXiv 2505.24298; staleness is then left to the correction), or the policy that sampled."""
+
+
+class CispoConfig(ConfigModel):
+    """CISPO (arXiv 2506.13585, eq. 4): clips the weight, never the gradient."""
+
+    kind: Literal["cispo"] = "cispo"
+    clip_low: Annotated[float, Field(gt=0)] = 1.0
+    """Weight is at least 1 - clip_low; 1 leaves no lower bound, as its authors do."""
+    clip_high: Annotated[float, Field(gt=0)] = 4.0
+    """Weight is at most 1 + clip_high."""
+
+
+class DppoConfig(ConfigModel):
+    """DPPO with a binary total-variation trust region (arXiv 2602.04879) and a small quadratic KL."""
+
+    kind: Literal["dppo"] = "dppo"
+    threshold: Annotated[float, Field(gt=0)] = 0.2
+    """A token leaves the loss once its probability moved this far in the advantage's direction."""
+    kl_weight: Annotated[float, Field(ge=0)] = 1e-3
+    """Weight of the squared log-ratio."""
+
+
+LossConfig = Annotated[PpoConfig | CispoConfig | DppoConfig, Field(discriminator="kind")]
+
+
+class NoCorrectionConfig(ConfigModel):
+    """Tokens count as if the policy that is trained had sampled them."""
+
+    kind: Literal["none"] = "none"
+
+
+class TisConfig(ConfigModel):
+    """Truncated importance sampling: weight min(exp d, cap), detached."""
+
+    kind: Literal["tis"] = "tis"
+    level: Literal["token", "turn", "sequence"] = "token"
+    """Over what d is summed: single tokens, an agent's turns (variance bounded by the turn), or all."""
+    cap: Annotated[float, Field(gt=0)] = 2.0
+    """Largest weight; 2 at token level, up to 10 at sequence level."""
+
+
+class IcePopConfig(ConfigModel):
+    """IcePop: weight exp d where it lies within bounds, 0 elsewhere; counted as masked."""
+
+    kind: Literal["icepop"] = "icepop"
+    low: Annotated[float, Field(gt=0)] = 0.5
+    """Smallest weight that is kept."""
+    high: Annotated[float, Field(gt=0)] = 5.0
+    """Largest weight that is kept."""
+
+
+CorrectionConfig = Annotated[NoCorrectionConfig | TisConfig | IcePopConfig, Field(discriminator="kind")]
+
+
+class AlgorithmConfig(ConfigModel):
+    """How rewards become a gradient."""
+
+    advantage: Literal["grpo", "dr_grpo", "leave_one_out"] = "grpo"
+    """Baseline within a group: mean with division by the standard deviation, without, or mean of the others."""
+    loss: LossConfig = PpoConfig()
+    """The loss of a token."""
+    correction: CorrectionConfig = TisConfig()
+    """Weight of a token for the distance between the policy that sampled it and the one that is trained."""
+    aggregation: Literal["token", "episode", "constant"] = "token"
+    """What a token's loss is divided by: all trained tokens, its episode's, or a constant per episode."""
+    constant_tokens: Annotated[int, Field(gt=0)] = 1024
+    """Tokens that an episode counts for under the aggregation ``constant``."""
