@@ -1,0 +1,98 @@
+"""What a trainer writes: weights that engines and AutoModel read, and checkpoints that it goes on from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from agentrl.inference.checksum import tensor_checksum
+from agentrl.trainer.model import PolicyModel, full_weights
+from agentrl.trainer.optimizer import OptimizerSet
+from agentrl.types.batch import WeightsManifest
+from agentrl.types.errors import StorageError
+from agentrl.types.version import PolicyVersion
+
+_WEIGHTS = "model.safetensors"
+_OPTIMIZER = "optimizer-{}.pt"
+_OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def stage_weights(
+    policy: PolicyModel, source: Path, name: str, version: PolicyVersion, folder: Path
+) -> WeightsManifest:
+    """Write whole weights and what loads them to a new folder. All ranks must call; rank 0 writes.
+
+    The folder appears under its name only when it is complete.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    weights = full_weights(policy)
+    manifest = WeightsManifest(name, version, str(folder), {}, 0)
+    if dist.get_rank() == 0:
+        staging = folder.with_name(folder.name + ".staging")
+        try:
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+            save_file(weights, staging / _WEIGHTS, metadata={"format": "pt"})
+            policy.network.config.save_pretrained(staging)
+            _copy_companions(source, staging)
+            shutil.rmtree(folder, ignore_errors=True)
+            staging.rename(folder)
+        except OSError as error:
+            raise StorageError(f"weights {version} cannot be written to {folder}: {error}; free space, then resume") from error
+        num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
+        checksums = {name: tensor_checksum(tensor) for name, tensor in weights.items()}
+        manifest = WeightsManifest(name, version, str(folder), checksums, num_bytes)
+    return manifest
+
+
+def save_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) -> None:
+    """Write the optimizer's state beside staged weights. All ranks must call; rank 0 writes."""
+    for number, part in enumerate(optimizer.parts):
+        state = get_optimizer_state_dict(policy, part, options=_OPTIONS)
+        if dist.get_rank() == 0:
+            try:
+                torch.save(state, folder / _OPTIMIZER.format(number))
+            except (OSError, RuntimeError) as error:
+                raise StorageError(f"optimizer state cannot be written to {folder}: {error}") from error
+
+
+def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) -> None:
+    """Take weights and optimizer state from a checkpoint, whatever the number of ranks that wrote it."""
+    try:
+        weights = load_file(folder / _WEIGHTS)
+        states = [
+            torch.load(folder / _OPTIMIZER.format(n), weights_only=True) for n in range(len(optimizer.parts))
+        ]
+    except (OSError, RuntimeError) as error:
+        raise StorageError(f"checkpoint {folder} cannot be read: {error}") from error
+    with torch.no_grad():
+        for name, parameter in policy.network.named_parameters():
+            parameter.copy_(_laid_out_like(weights[name].to(parameter.device), parameter))
+    for part, state in zip(optimizer.parts, states, strict=True):
+        set_optimizer_state_dict(policy, part, state, options=StateDictOptions(full_state_dict=True))
+
+
+def _laid_out_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _copy_companions(source: Path, target: Path) -> None:
+    """Tokenizer and generation settings travel with the weights."""
+    for file in source.iterdir():
+        is_weights = file.suffix in (".safetensors", ".bin", ".pt", ".gguf") or file.name.endswith(".index.json")
+        if file.is_file() and not is_weights and file.name != "config.json":
+            shutil.copy2(file, target / file.name)

@@ -1,0 +1,54 @@
+"""How a policy is trained: ranks, memory, optimizer, deadlines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.config.base import ConfigModel
+
+
+class OptimizerConfig(ConfigModel):
+    """The optimizer of a policy."""
+
+    kind: Literal["adamw", "sgd", "muon"] = "adamw"
+    """AdamW; SGD with momentum; or Muon on the matrices of the blocks and AdamW on the rest."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Step size; 1e-6 for RL of pretrained models with AdamW, far larger for tiny ones and for SGD."""
+    rest_learning_rate: Annotated[float, Field(gt=0)] = 4e-3
+    """Step size of AdamW beside Muon: embeddings, norms and biases."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of SGD and Muon; first beta of AdamW."""
+    second_beta: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Second beta of AdamW."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients of a larger norm are scaled down to it; counted as ``trainer/grad_norm``."""
+
+
+class TrainerConfig(ConfigModel):
+    """The trainer of a policy."""
+
+    ranks: Annotated[int, Field(gt=0)] = 1
+    """Processes that share the model (FSDP2); one per GPU, or one on a CPU."""
+    threads: Annotated[int, Field(gt=0)] = 1
+    """Processor cores for the arithmetic of each rank."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the ranks compute; cpu uses gloo, cuda NCCL."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the forward and backward pass; weights and optimizer stay in float32."""
+    micro_batch_tokens: Annotated[int, Field(gt=0)] = 8192
+    """Tokens of one forward pass of a rank; lower it when memory runs out."""
+    logprob_chunk_tokens: Annotated[int, Field(gt=0)] = 1024
+    """Rows of logits that exist at once."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer."""
+    max_gap_nats: Annotated[float, Field(gt=0)] = 1e-3
+    """Largest difference of trainer and engine log-probabilities of fresh tokens at the first step; a
+    larger one stops the run. 1e-3 for float32 on both sides, about 0.5 for a bfloat16 engine."""
+    step_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds for one optimizer step before the trainer counts as hung."""
+    start_s: Annotated[float, Field(gt=0)] = 180.0
+    """Seconds for the ranks to load model and optimizer."""

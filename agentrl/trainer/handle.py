@@ -1,0 +1,142 @@
+"""The driver's side of the trainer: starts the ranks, sends each call to all, ends them together."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
+from agentrl.trainer.config import TrainerConfig
+from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
+from agentrl.types.errors import AgentRLError, ConfigError, StorageError, TrainerError
+from agentrl.types.version import PolicyVersion
+
+if TYPE_CHECKING:
+    from agentrl.trainer.packing import TokenSequence
+
+T = TypeVar("T")
+_OURS = {kind.__name__: kind for kind in (ConfigError, StorageError, TrainerError)}
+
+
+class TrainerHandle:
+    """Trainer of one policy: its ranks as child processes.
+
+    A call that fails on any rank ends all of them, since ranks that miss a collective wait for ever.
+    """
+
+    def __init__(self, policy: str, config: TrainerConfig, ranks: Sequence[ChildProcess]) -> None:
+        self._policy, self._config = policy, config
+        self._ranks = list(ranks)
+
+    @classmethod
+    async def start(
+        cls,
+        policy: str,
+        model: Path,
+        version: PolicyVersion,
+        config: TrainerConfig,
+        algorithm: AlgorithmConfig,
+        temperature: float,
+        logs: Path,
+    ) -> TrainerHandle:
+        """Start the ranks and wait until the model is loaded.
+
+        Raises:
+            ConfigError: the model cannot be loaded.
+            TrainerError: a rank died or was not ready in time.
+        """
+        rendezvous = Path(tempfile.mkdtemp(prefix="agentrl-")) / "rendezvous"
+        ranks = []
+        for rank in range(config.ranks):
+            spec = {
+                "policy": policy,
+                "model": str(model),
+                "version": version,
+                "rank": rank,
+                "num_ranks": config.ranks,
+                "rendezvous": str(rendezvous),
+                "temperature": temperature,
+                "trainer": config.model_dump(),
+                "algorithm": algorithm.model_dump(),
+            }
+            argv = ["-m", "agentrl.trainer.rank", msgspec.json.encode(spec).decode()]
+            name = f"trainer-{policy}-{rank}"
+            environment = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
+            ranks.append(await ChildProcess.start(name, argv, logs / f"{name}.log", environment))
+        handle = cls(policy, config, ranks)
+        await handle._call("describe", result=dict[str, int], deadline_s=config.start_s)
+        return handle
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        """One optimizer step. Raises TrainerError."""
+        return await self._call("step", batch, result=StepReport, deadline_s=self._config.step_s)
+
+    async def supervised_step(self, sequences: list[TokenSequence], lr_scale: float) -> float:
+        """One step of maximum likelihood. Raises TrainerError."""
+        return await self._call("supervised_step", sequences, lr_scale, result=float, deadline_s=self._config.step_s)
+
+    async def supervised_loss(self, sequences: list[TokenSequence]) -> float:
+        """Negative log-likelihood in nats. Raises TrainerError."""
+        return await self._call("supervised_loss", sequences, result=float, deadline_s=self._config.step_s)
+
+    async def stage(self, version: PolicyVersion, folder: Path) -> WeightsManifest:
+        """Write the current weights where engines can read them. Raises TrainerError or StorageError."""
+        deadline_s = self._config.step_s
+        return await self._call("stage", version, str(folder), result=WeightsManifest, deadline_s=deadline_s)
+
+    async def save(self, folder: Path) -> None:
+        """Write weights and optimizer. Raises TrainerError or StorageError."""
+        await self._call("save", str(folder), result=type(None), deadline_s=self._config.step_s)
+
+    async def restore(self, folder: Path) -> None:
+        """Go on from what `save` wrote. Raises TrainerError or StorageError."""
+        await self._call("restore", str(folder), result=type(None), deadline_s=self._config.step_s)
+
+    async def close(self) -> None:
+        """End the ranks; safe to call twice."""
+        await asyncio.gather(*(rank.close() for rank in self._ranks))
+
+    def kill(self) -> None:
+        """End the ranks at once."""
+        for rank in self._ranks:
+            rank.kill()
+
+    async def _call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+        """Call all ranks; the answer is rank 0's.
+
+        Waits for: every rank. Unblocked by: their replies, the first failure, the deadline.
+        """
+        calls = [
+            asyncio.create_task(rank.call(method, *arguments, result=result, deadline_s=deadline_s))
+            for rank in self._ranks
+        ]
+        try:
+            done, pending = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            failed = [task.exception() for task in done if task.exception() is not None]
+            if not failed:
+                return calls[0].result()
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+        self.kill()
+        await asyncio.gather(*pending, return_exceptions=True)
+        raise self._explain(method, failed[0], deadline_s)
+
+    def _explain(self, method: str, error: BaseException, deadline_s: float) -> AgentRLError:
+        """A foreign or remote error as one that says which trainer, what it did and what to do."""
+        where = f"trainer of policy '{self._policy}'"
+        if isinstance(error, RemoteCallError):
+            kind = _OURS.get(error.error or "", TrainerError)
+            return kind(error.message if kind is not TrainerError or error.error == "TrainerError" else f"{where}: {error}\n{error.trace}")
+        if isinstance(error, ProcessDiedError):
+            return TrainerError(f"{where}: {error}\nOut of memory is the usual cause; lower trainer.micro_batch_tokens")
+        if isinstance(error, TimeoutError):
+            logs = ", ".join(str(rank.log) for rank in self._ranks)
+            return TrainerError(f"{where}: {method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.step_s")
+        return TrainerError(f"{where}: {method}: {type(error).__name__}: {error}")

@@ -1,0 +1,157 @@
+"""Packs trajectories into micro-batches without padding and deals them to ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from agentrl.types.generation import KeptTokens
+
+_MAX_PADDED_RATIO = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenSequence:
+    """One trajectory as the trainer sees it: what to compute and what enters the loss.
+
+    `scales` is 0 for tokens outside the loss. `kept_tokens` has one set per sampled token.
+    """
+
+    token_ids: np.ndarray  # [L] int32
+    selected: np.ndarray  # [S] positions that enter the loss, each at least 1
+    logprobs: np.ndarray  # [S] of the sampling policy
+    advantages: np.ndarray  # [S]
+    scales: np.ndarray  # [S]
+    turns: np.ndarray  # [S]
+    staleness: np.ndarray  # [S]
+    kept_tokens: KeptTokens | None  # one set per selected token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLayout:
+    """Where the N sequences of a packed row of T tokens lie, for attention that must not mix them."""
+
+    gather_NL: torch.Tensor  # [N, longest] int64: index into the row; padding points at 0
+    scatter_T: torch.Tensor  # [T] int64: index into the flattened [N * longest]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """N sequences behind one another: T tokens, of which S enter the loss.
+
+    Example: sequences of 3 and 2 tokens give ``position_ids [0, 1, 2, 0, 1]``.
+    """
+
+    input_ids_T: torch.Tensor
+    position_ids_T: torch.Tensor
+    layout: PackedLayout
+    sources_S: torch.Tensor  # position whose hidden state predicts the token: one before it
+    targets_S: torch.Tensor
+    behaviour_S: torch.Tensor
+    advantages_S: torch.Tensor
+    scales_S: torch.Tensor
+    turns_S: torch.Tensor
+    sequences_S: torch.Tensor
+    staleness_S: torch.Tensor
+    kept: tuple[torch.Tensor, torch.Tensor] | None
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.input_ids_T)
+
+
+def deal(lengths: Sequence[int], num_ranks: int, budget_tokens: int) -> list[list[list[int]]]:
+    """Indices of sequences by rank and micro-batch.
+
+    Sequences of like length go together, so that attention wastes little; every rank gets the same
+    number of micro-batches (empty ones where there is nothing left), because ranks must meet in every
+    forward and backward pass. A sequence longer than the budget gets a micro-batch of its own.
+
+    Example: lengths ``[5, 3, 4, 4]``, 2 ranks, budget 8 give ``[[[0]], [[2, 3, 1]]]`` or a like split.
+    """
+    total = sum(lengths)
+    budget = min(budget_tokens, max(-(-total // num_ranks), 1))
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    batches: list[list[int]] = []
+    size = 0
+    for index in order:
+        longest = lengths[batches[-1][0]] if batches else 0
+        fits = batches and size + lengths[index] <= budget
+        is_dense = batches and longest * (len(batches[-1]) + 1) <= _MAX_PADDED_RATIO * budget
+        if not (fits and is_dense):
+            batches.append([])
+            size = 0
+        batches[-1].append(index)
+        size += lengths[index]
+    return _balance(batches, lengths, num_ranks)
+
+
+def _balance(batches: list[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[list[int]]]:
+    """Give each next largest micro-batch to the rank with the least to do, then even out the counts."""
+    ranks: list[list[list[int]]] = [[] for _ in range(num_ranks)]
+    loads = [0] * num_ranks
+    for batch in sorted(batches, key=lambda b: -sum(lengths[i] for i in b)):
+        rank = loads.index(min(loads))
+        ranks[rank].append(batch)
+        loads[rank] += sum(lengths[i] for i in batch)
+    most = max(len(rank) for rank in ranks)
+    return [rank + [[] for _ in range(most - len(rank))] for rank in ranks]
+
+
+def pack(sequences: Sequence[TokenSequence], device: str) -> MicroBatch:
+    """One micro-batch of the sequences; of none, a single token that enters no loss."""
+    if not sequences:
+        sequences = [_nothing()]
+    lengths = [len(s.token_ids) for s in sequences]
+    starts = np.cumsum([0, *lengths[:-1]])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    selected = np.concatenate([s.selected + start for s, start in zip(sequences, starts, strict=True)])
+    token_ids = np.concatenate([s.token_ids for s in sequences]).astype(np.int64)
+    counts = [len(s.selected) for s in sequences]
+
+    def column(name: str, dtype: type) -> torch.Tensor:
+        values = np.concatenate([getattr(s, name) for s in sequences])
+        return torch.from_numpy(values.astype(dtype)).to(device)
+
+    return MicroBatch(
+        input_ids_T=torch.from_numpy(token_ids).to(device),
+        position_ids_T=torch.from_numpy(positions).to(device),
+        layout=_layout(lengths, device),
+        sources_S=torch.from_numpy(selected - 1).to(device),
+        targets_S=torch.from_numpy(token_ids[selected]).to(device),
+        behaviour_S=column("logprobs", np.float32),
+        advantages_S=column("advantages", np.float32),
+        scales_S=column("scales", np.float32),
+        turns_S=column("turns", np.int64),
+        sequences_S=torch.from_numpy(np.repeat(np.arange(len(sequences)), counts)).to(device),
+        staleness_S=column("staleness", np.int64),
+        kept=_kept(sequences, device),
+    )
+
+
+def _layout(lengths: list[int], device: str) -> PackedLayout:
+    longest = max(lengths)
+    columns = np.arange(longest)
+    starts = np.cumsum([0, *lengths[:-1]])
+    is_token = columns < np.asarray(lengths)[:, None]
+    gather = np.where(is_token, starts[:, None] + columns, 0)
+    return PackedLayout(
+        torch.from_numpy(gather).to(device), torch.from_numpy(np.flatnonzero(is_token)).to(device)
+    )
+
+
+def _kept(sequences: Sequence[TokenSequence], device: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    parts = [s.kept_tokens for s in sequences if s.kept_tokens is not None]
+    if not parts:
+        return None
+    kept = KeptTokens.concatenate(parts)
+    return torch.from_numpy(kept.ids.astype(np.int64)).to(device), torch.from_numpy(kept.offsets).to(device)
+
+
+def _nothing() -> TokenSequence:
+    none = np.zeros(0, np.float32)
+    return TokenSequence(np.zeros(1, np.int32), np.zeros(0, np.int64), none, none, none, none, none, None)

@@ -1,0 +1,122 @@
+"""One trainer rank as a process: the object that the driver's handle calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.process.server import serve
+from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import load_policy
+from agentrl.trainer.optimizer import OptimizerSet
+from agentrl.trainer.packing import TokenSequence
+from agentrl.trainer.selection import select_sequences
+from agentrl.trainer.step import run_step, run_supervised
+from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
+from agentrl.types.version import PolicyVersion
+
+
+class RankSpec(msgspec.Struct, frozen=True):
+    """What a rank is started with."""
+
+    policy: str
+    model: str
+    version: PolicyVersion
+    rank: int
+    num_ranks: int
+    rendezvous: str
+    temperature: float
+    trainer: dict
+    algorithm: dict
+
+
+class TrainerRank:
+    """Holds a shard of the policy. All ranks get the same calls in the same order."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        self._spec = spec
+        self._config = TrainerConfig.model_validate(spec.trainer)
+        self._algorithm = AlgorithmConfig.model_validate(spec.algorithm)
+        self._version = spec.version
+        self._is_fresh = True
+        torch.set_num_threads(self._config.threads)
+        torch.manual_seed(0)
+        if self._config.device == "cuda":
+            torch.cuda.set_device(spec.rank % torch.cuda.device_count())
+        dist.init_process_group(
+            "nccl" if self._config.device == "cuda" else "gloo",
+            init_method=f"file://{spec.rendezvous}",
+            rank=spec.rank,
+            world_size=spec.num_ranks,
+        )
+        self._policy = load_policy(Path(spec.model), self._config)
+        self._optimizer = OptimizerSet(self._policy, self._config.optimizer)
+
+    def describe(self) -> dict[str, int]:
+        """Sizes, once loaded."""
+        return {"parameters": sum(p.numel() for p in self._policy.parameters())}
+
+    def step(self, batch: TrainBatch) -> StepReport:
+        """One optimizer step: version v to v+1.
+
+        Repeating the call for a batch that is part of the weights already is refused.
+        """
+        if batch.version != self._version:
+            raise ValueError(f"the batch is for version {batch.version}, the trainer is at {self._version}")
+        started = time.monotonic()
+        sequences = select_sequences(batch, self._algorithm)
+        metrics = {}
+        if sequences:
+            temperature = self._spec.temperature
+            metrics = run_step(
+                self._policy, self._optimizer, sequences, self._algorithm, self._config, temperature, self._is_fresh
+            )
+            self._is_fresh = False
+        seconds = time.monotonic() - started
+        metrics["time/train_step_s"] = seconds
+        metrics["trainer/tokens_per_s"] = sum(len(s.token_ids) for s in sequences) / seconds
+        self._version = self._version.next()
+        return StepReport(self._version, metrics)
+
+    def supervised_step(self, sequences: list[TokenSequence], lr_scale: float) -> float:
+        """One step of maximum likelihood; returns the loss before it, in nats over all tokens."""
+        return run_supervised(self._policy, self._optimizer, sequences, self._config, lr_scale)
+
+    def supervised_loss(self, sequences: list[TokenSequence]) -> float:
+        """Negative log-likelihood in nats over all tokens, without an update."""
+        return run_supervised(self._policy, None, sequences, self._config, 0.0)
+
+    def stage(self, version: PolicyVersion, folder: str) -> WeightsManifest:
+        """Write the current weights where engines can read them."""
+        if version != self._version:
+            raise ValueError(f"asked to stage version {version}, the trainer is at {self._version}")
+        return stage_weights(self._policy, Path(self._spec.model), self._spec.policy, version, Path(folder))
+
+    def save(self, folder: str) -> None:
+        """Write weights and optimizer."""
+        path = Path(folder)
+        stage_weights(self._policy, Path(self._spec.model), self._spec.policy, self._version, path)
+        save_checkpoint(self._policy, self._optimizer, path)
+
+    def restore(self, folder: str) -> None:
+        """Go on from what `save` wrote."""
+        restore_checkpoint(self._policy, self._optimizer, Path(folder))
+
+
+def main() -> None:
+    """Entry of the process: ``python -m agentrl.trainer.rank SPEC_JSON FD``."""
+    spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    serve(TrainerRank(spec), int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

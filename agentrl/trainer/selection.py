@@ -1,0 +1,61 @@
+"""From a batch of episodes to token sequences: advantages, scales, and what needs no computing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from agentrl.algorithms.advantages import group_advantages
+from agentrl.algorithms.aggregation import token_scales
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.losses import vanishes_without_advantage
+from agentrl.trainer.packing import TokenSequence
+from agentrl.types.batch import TrainBatch, TrainTrajectory
+from agentrl.types.generation import KeptTokens
+
+
+def select_sequences(batch: TrainBatch, config: AlgorithmConfig) -> list[TokenSequence]:
+    """The batch's trajectories that have something to learn from, in the batch's order.
+
+    Every rank computes the same from the same batch. Trajectories without a token in the loss are left
+    out, and so are those of advantage 0 where the loss vanishes with it; both still count in baselines
+    and denominators.
+    """
+    rewards = torch.tensor([e.reward for e in batch.episodes])
+    groups = torch.tensor([e.group for e in batch.episodes])
+    advantages = group_advantages(rewards, groups, config.advantage).tolist()
+    scales = token_scales(batch, config.aggregation, config.constant_tokens)
+    skips_zero = vanishes_without_advantage(config.loss)
+    sequences = []
+    for episode, advantage, episode_scales in zip(batch.episodes, advantages, scales, strict=True):
+        if advantage == 0.0 and skips_zero:
+            continue
+        for trained, scale in zip(episode.trajectories, episode_scales, strict=True):
+            if trained.loss_mask.any():
+                sequences.append(_sequence(trained, scale, advantage))
+    return sequences
+
+
+def _sequence(trained: TrainTrajectory, scale: np.ndarray, advantage: float) -> TokenSequence:
+    trajectory = trained.trajectory
+    selected = np.flatnonzero(trained.loss_mask)
+    last = int(selected[-1]) + 1
+    return TokenSequence(
+        token_ids=trajectory.token_ids[:last],
+        selected=selected,
+        logprobs=trajectory.logprobs[selected],
+        advantages=np.full(len(selected), advantage, np.float32),
+        scales=scale[selected],
+        turns=trajectory.turns[selected],
+        staleness=trained.staleness[selected],
+        kept_tokens=_select_kept(trajectory.kept_tokens, trajectory.sampled, trained.loss_mask),
+    )
+
+
+def _select_kept(kept: KeptTokens | None, sampled: np.ndarray, mask: np.ndarray) -> KeptTokens | None:
+    """Kept sets of the tokens in the loss, from sets of all sampled tokens."""
+    if kept is None:
+        return None
+    chosen = np.flatnonzero(mask[sampled])
+    sets = [kept.ids[kept.offsets[i] : kept.offsets[i + 1]].tolist() for i in chosen]
+    return KeptTokens.from_lists(sets)
