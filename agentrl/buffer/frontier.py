@@ -1,0 +1,49 @@
+"""Which tasks are done: a cursor over ordinals that skips and repeats nothing, whatever was in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierState:
+    """All ordinals below `low` are done, and those in `done`; what a checkpoint keeps.
+
+    Example: tasks 0, 1 and 3 are done and 2 is in flight: ``FrontierState(2, (3,))``.
+    """
+
+    low: int = 0
+    done: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Frontier:
+    """Hands out ordinals in order, leaves out what is done, and knows what to hand out after a resume."""
+
+    _low: int = 0
+    _next: int = 0
+    _done: set[int] = field(default_factory=set)
+
+    @classmethod
+    def restore(cls, state: FrontierState) -> Frontier:
+        """Go on from a checkpoint: ordinals that were in flight come again."""
+        return cls(state.low, state.low, set(state.done))
+
+    def next(self) -> int:
+        """The next ordinal that is not done."""
+        while self._next in self._done:
+            self._next += 1
+        self._next += 1
+        return self._next - 1
+
+    def finish(self, ordinals: Iterable[int]) -> None:
+        """These are done and never come again."""
+        self._done.update(ordinals)
+        while self._low in self._done:
+            self._done.remove(self._low)
+            self._low += 1
+
+    def state(self) -> FrontierState:
+        """What a checkpoint keeps."""
+        return FrontierState(self._low, tuple(sorted(self._done)))

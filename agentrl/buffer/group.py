@@ -1,0 +1,59 @@
+"""A group: the episodes of one task, and what is still missing of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentrl.types.episode import Episode
+from agentrl.types.task import Task
+
+
+@dataclass(slots=True)
+class Group:
+    """Members are numbered 0 to size - 1; each is dispatched until it ends well or its attempts are spent.
+
+    A group is complete when no member is missing or in flight. Failed members are not in `episodes`:
+    an infrastructure failure leaves the group and never scores 0.
+    """
+
+    number: int
+    task: Task
+    size: int
+    started_step: int
+    num_dispatched: int = 0
+    in_flight: int = 0
+    redispatch: list[tuple[int, int]] = field(default_factory=list)  # (member, attempt)
+    episodes: list[Episode] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more will come."""
+        return self.num_dispatched == self.size and not self.in_flight and not self.redispatch
+
+    @property
+    def wants_dispatch(self) -> bool:
+        """Whether a member waits for a place."""
+        return bool(self.redispatch) or self.num_dispatched < self.size
+
+    def next_member(self) -> tuple[int, int]:
+        """Member and attempt to dispatch now."""
+        self.in_flight += 1
+        if self.redispatch:
+            return self.redispatch.pop(0)
+        self.num_dispatched += 1
+        return self.num_dispatched - 1, 0
+
+    @property
+    def rewards(self) -> list[float]:
+        """Rewards of the members that ended well, in order of members."""
+        return [e.reward for e in self.ordered() if e.reward is not None]
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether some member did better than another."""
+        rewards = self.rewards
+        return max(rewards) > min(rewards)
+
+    def ordered(self) -> list[Episode]:
+        """Episodes that ended well, in order of members."""
+        return sorted(self.episodes, key=lambda episode: episode.ticket.member)

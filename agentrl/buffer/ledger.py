@@ -1,0 +1,73 @@
+"""Where every dispatched episode and every sampled token ended up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.types.episode import Episode
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """The end of one episode. `outcome` is ``trained`` or ``dropped``; `reason` says why it was dropped.
+
+    Tokens are sampled ones: `trained_tokens` entered a loss, `masked_tokens` were too old.
+    """
+
+    episode_id: str
+    task: str
+    attempt: int
+    outcome: str
+    reason: str
+    reward: float | None
+    turns: int
+    sampled_tokens: int
+    trained_tokens: int
+    masked_tokens: int
+    seconds: float
+    step: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts ends and hands each line to a writer."""
+
+    write: Callable[[LedgerLine], None]
+    episodes: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+
+    def trained(self, episode: Episode, trained_tokens: int, step: int) -> None:
+        """The episode is part of the weights after `step`."""
+        sampled = episode.num_sampled_tokens
+        self.tokens["trained"] += trained_tokens
+        self.tokens["masked_stale"] += sampled - trained_tokens
+        self._add(episode, "trained", "", trained_tokens, sampled - trained_tokens, step)
+
+    def dropped(self, episode: Episode, reason: str, step: int) -> None:
+        """The episode will never be trained."""
+        self.tokens[f"dropped_{reason}"] += episode.num_sampled_tokens
+        self._add(episode, "dropped", reason, 0, 0, step)
+
+    def goodput(self) -> dict[str, float]:
+        """Fractions of all sampled tokens by what became of them, under ``goodput/``."""
+        total = max(sum(self.tokens.values()), 1)
+        return {f"goodput/{name}_fraction": count / total for name, count in sorted(self.tokens.items())}
+
+    def _add(self, episode: Episode, outcome: str, reason: str, trained: int, masked: int, step: int) -> None:
+        self.episodes[f"{outcome}_{reason}" if reason else outcome] += 1
+        details: dict[str, Any] = {
+            "episode_id": episode.episode_id,
+            "task": episode.ticket.task.id,
+            "attempt": episode.ticket.attempt,
+            "reward": episode.reward,
+            "turns": len(episode.turns),
+            "sampled_tokens": episode.num_sampled_tokens,
+            "seconds": round(episode.seconds, 4),
+        }
+        line = LedgerLine(
+            outcome=outcome, reason=reason, trained_tokens=trained, masked_tokens=masked, step=step, **details
+        )
+        self.write(line)

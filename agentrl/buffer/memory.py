@@ -1,0 +1,294 @@
+"""The episode buffer in memory, behind the interface that a durable one takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+from agentrl.buffer.admission import admissible
+from agentrl.buffer.config import BufferConfig
+from agentrl.buffer.frontier import Frontier, FrontierState
+from agentrl.buffer.group import Group
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.staleness import oldest_staleness, train_view, wait_permits
+from agentrl.types.batch import TrainBatch, TrainEpisode
+from agentrl.types.episode import Effect, Episode, Ticket, Turn
+from agentrl.types.errors import Failure, StalledError
+from agentrl.types.task import Task
+from agentrl.types.version import PolicyVersion
+
+
+class MemoryBuffer:
+    """Episodes from admission to training.
+
+    States of an episode: running (holds a place) -> scoring (place given back) -> finished in its group
+    -> ready with its group -> taken -> trained; or dropped with a reason. All methods run on one event
+    loop; every change of state notifies the waiters of `admit` and `take`.
+    """
+
+    def __init__(
+        self,
+        config: BufferConfig,
+        places: int,
+        max_attempts: int,
+        max_consecutive_failures: int,
+        sample_task: Callable[[int], Task],
+        seed: int,
+        versions: Mapping[str, PolicyVersion],
+        frontier: FrontierState,
+        ledger: Ledger,
+        max_groups: int | None = None,
+    ) -> None:
+        self._config, self._places = config, places
+        self._max_attempts, self._max_failures = max_attempts, max_consecutive_failures
+        self._sample_task, self._seed = sample_task, seed
+        self._loaded = dict(versions)
+        self._frontier = Frontier.restore(frontier)
+        self.ledger = ledger
+        self._groups_left = max_groups
+        self._groups: dict[int, Group] = {}
+        self._ready: list[Group] = []
+        self._taken: list[tuple[Group, dict[str, int]]] = []
+        self._running: set[str] = set()
+        self._accepted = min(v.step for v in versions.values()) * config.episodes_per_step
+        self._failures_in_row = 0
+        self._filtered_in_row = 0
+        self._last_failure: Failure | None = None
+        self._changed = asyncio.Condition()
+        self._fatal: StalledError | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Episodes that hold a place."""
+        return len(self._running)
+
+    @property
+    def num_ready(self) -> int:
+        """Episodes of complete groups that no step has taken."""
+        return sum(len(group.episodes) for group in self._ready)
+
+    def frontier(self) -> FrontierState:
+        """Tasks that are done, for the checkpoint."""
+        return self._frontier.state()
+
+    async def admit(self) -> Ticket:
+        """Leave to start the next episode.
+
+        Waits for: a free place within the staleness bound. Unblocked by: release, loaded, settle.
+        """
+        async with self._changed:
+            await self._changed.wait_for(self._may_admit)
+            return self._dispatch()
+
+    async def release(self, ticket: Ticket) -> None:
+        """The episode generates no more; calling again changes nothing."""
+        async with self._changed:
+            self._give_place_back(ticket)
+            self._changed.notify_all()
+
+    async def settle(self, episode: Episode) -> None:
+        """The episode is over.
+
+        Raises:
+            StalledError: too many episodes failed in a row.
+        """
+        async with self._changed:
+            self._give_place_back(episode.ticket)
+            group = self._groups[episode.ticket.group]
+            group.in_flight -= 1
+            if episode.failure is None and episode.reward is not None:
+                self._failures_in_row = 0
+                group.episodes.append(episode)
+            else:
+                self._fail(group, episode)
+            if group.is_complete:
+                self._complete(group)
+            self._changed.notify_all()
+            if self._fatal is not None:
+                raise self._fatal
+
+    async def take(self, versions: Mapping[str, PolicyVersion]) -> dict[str, TrainBatch]:
+        """The oldest complete groups as one batch for each policy.
+
+        Waits for: groups_per_step complete groups that the staleness policy lets go. Unblocked by:
+        settle, or the deadline.
+
+        Raises:
+            StalledError: nothing came in time, the filter leaves nothing, or episodes only fail.
+        """
+        step = min(version.step for version in versions.values())
+        async with self._changed:
+            try:
+                async with asyncio.timeout(self._config.stall_s):
+                    await self._changed.wait_for(lambda: self._fatal is not None or self._may_take(step))
+            except TimeoutError:
+                raise StalledError(self._describe_stall(step)) from None
+            if self._fatal is not None:
+                raise self._fatal
+            groups = sorted(self._oldest_ready(), key=lambda group: group.number)
+            for group in groups:
+                self._ready.remove(group)
+            batches = {policy: self._batch(groups, policy, version) for policy, version in versions.items()}
+            self._taken = [(group, _trained_tokens(group, batches.values())) for group in groups]
+            return batches
+
+    async def trained(self, versions: Mapping[str, PolicyVersion]) -> None:
+        """The taken batch is part of these versions."""
+        step = min(version.step for version in versions.values())
+        for group, tokens in self._taken:
+            self._frontier.finish([group.task.ordinal])
+            for episode in group.ordered():
+                self.ledger.trained(episode, tokens[episode.episode_id], step)
+        self._taken = []
+
+    async def loaded(self, versions: Mapping[str, PolicyVersion]) -> None:
+        """Engines serve these versions now."""
+        async with self._changed:
+            self._loaded.update(versions)
+            self._changed.notify_all()
+
+    async def commit_reply(self, ticket: Ticket, turn: Turn) -> None:
+        """In memory a reply is on record as soon as it is in the episode."""
+
+    async def commit_intents(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
+        """In memory nothing outlives the process, so there is nothing to reconcile."""
+
+    async def commit_results(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
+        """In memory a result is on record as soon as it is in the episode."""
+
+    def close(self) -> None:
+        """Write off what can no longer be trained: episodes finished but not taken at the end of a run."""
+        step = min(version.step for version in self._loaded.values())
+        for group in [*self._ready, *self._groups.values()]:
+            for episode in group.episodes:
+                self.ledger.dropped(episode, "run_ended", step)
+        self._ready.clear()
+        self._groups.clear()
+
+    def _may_admit(self) -> bool:
+        has_member = any(group.wants_dispatch for group in self._groups.values())
+        if not has_member and self._groups_left == 0:
+            return False
+        step = min(version.step for version in self._loaded.values())
+        config = self._config
+        return 0 < admissible(
+            self._places, len(self._running), self._accepted, step, config.episodes_per_step, config.max_staleness
+        )
+
+    def _dispatch(self) -> Ticket:
+        group = next((g for g in self._groups.values() if g.wants_dispatch), None) or self._open_group()
+        member, attempt = group.next_member()
+        name = f"{group.task.split}-{group.task.ordinal:06d}-{member}" + (f"-retry{attempt}" if attempt else "")
+        seed = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=6).digest()
+        self._running.add(name)
+        return Ticket(
+            episode_id=name,
+            task=group.task,
+            group=group.number,
+            member=member,
+            attempt=attempt,
+            seed=int.from_bytes(seed, "little"),
+            started_at=dict(self._loaded),
+        )
+
+    def _open_group(self) -> Group:
+        ordinal = self._frontier.next()
+        if self._groups_left is not None:
+            self._groups_left -= 1
+        started = min(version.step for version in self._loaded.values())
+        group = Group(ordinal, self._sample_task(ordinal), self._config.group_size, started)
+        self._groups[ordinal] = group
+        return group
+
+    def _give_place_back(self, ticket: Ticket) -> None:
+        if ticket.episode_id in self._running:
+            self._running.remove(ticket.episode_id)
+            self._accepted += 1
+
+    def _fail(self, group: Group, episode: Episode) -> None:
+        """Count a failed episode, and let its member try again if attempts are left."""
+        self._accepted -= 1
+        failure = episode.failure
+        self._last_failure = failure
+        self._failures_in_row += 1
+        reason = f"{failure.boundary}_{failure.kind}" if failure else "not_scored"
+        self.ledger.dropped(episode, reason, group.started_step)
+        if episode.ticket.attempt + 1 < self._max_attempts:
+            group.redispatch.append((episode.ticket.member, episode.ticket.attempt + 1))
+        if self._failures_in_row >= self._max_failures:
+            self._fatal = StalledError(
+                f"{self._failures_in_row} episodes failed in a row; the last: {failure or 'no score'}. "
+                "The cause is hardly the tasks: look at the logs of that component, then resume the run"
+            )
+
+    def _complete(self, group: Group) -> None:
+        """Make a complete group ready, or drop it with its reason."""
+        del self._groups[group.number]
+        reason = self._drop_reason(group)
+        if reason is None:
+            self._filtered_in_row = 0
+            self._ready.append(group)
+            return
+        self._accepted -= len(group.episodes)
+        self._frontier.finish([group.task.ordinal])
+        for episode in group.episodes:
+            self.ledger.dropped(episode, reason, group.started_step)
+        if reason == "no_spread":
+            self._filtered_in_row += 1
+        if self._filtered_in_row >= self._config.max_filtered_groups:
+            self._fatal = StalledError(
+                f"the filter 'spread' dropped {self._filtered_in_row} groups in a row; the last had rewards "
+                f"{group.rewards}. Nothing is left to learn from these tasks: change them, or the group size"
+            )
+
+    def _drop_reason(self, group: Group) -> str | None:
+        if len(group.episodes) < min(2, group.size):
+            return "group_failed"
+        if self._config.group_filter == "spread" and not group.has_spread:
+            return "no_spread"
+        return None
+
+    def _oldest_ready(self) -> list[Group]:
+        ordered = sorted(self._ready, key=lambda group: (group.started_step, group.number))
+        return ordered[: self._config.groups_per_step]
+
+    def _may_take(self, step: int) -> bool:
+        config = self._config
+        if len(self._ready) < config.groups_per_step:
+            return False
+        if config.staleness != "wait":
+            return True
+        chosen = self._oldest_ready()
+        outstanding: dict[int, int] = {}
+        for group in [*self._groups.values(), *(g for g in self._ready if g not in chosen)]:
+            outstanding[group.started_step] = outstanding.get(group.started_step, 0) + group.size
+        return wait_permits(outstanding, step, config.max_staleness, config.episodes_per_step)
+
+    def _batch(self, groups: Sequence[Group], policy: str, version: PolicyVersion) -> TrainBatch:
+        episodes = []
+        for number, group in enumerate(groups):
+            for episode in group.ordered():
+                view = train_view(episode, policy, version, self._config.max_staleness)
+                if self._config.staleness == "withhold" and oldest_staleness(view) > self._config.max_staleness:
+                    view = ()
+                episodes.append(TrainEpisode(episode.episode_id, number, float(episode.reward or 0.0), view))
+        return TrainBatch(policy, version, tuple(episodes))
+
+    def _describe_stall(self, step: int) -> str:
+        return (
+            f"step {step} waited {self._config.stall_s:g} s for {self._config.groups_per_step} complete groups: "
+            f"{len(self._ready)} are ready, {len(self._groups)} incomplete, {len(self._running)} episodes generate; "
+            f"last failure: {self._last_failure or 'none'}. Look at the engine's log; raise buffer.stall_s if episodes are long"
+        )
+
+
+def _trained_tokens(group: Group, batches: Sequence[TrainBatch] | object) -> dict[str, int]:
+    """Tokens of each of the group's episodes that entered a loss, each node counted once."""
+    members = {episode.episode_id for episode in group.episodes}
+    tokens = dict.fromkeys(members, 0)
+    for batch in batches:  # type: ignore[attr-defined]
+        for entry in (e for e in batch.episodes if e.episode_id in members):
+            weighted = sum(float((t.trajectory.weights * t.loss_mask).sum()) for t in entry.trajectories)
+            tokens[entry.episode_id] += round(weighted)
+    return tokens

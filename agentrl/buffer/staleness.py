@@ -1,0 +1,64 @@
+"""The staleness policies: which tokens of an episode may train, and which take is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from agentrl.types.batch import TrainTrajectory
+from agentrl.types.episode import Episode
+from agentrl.types.trajectory import Trajectory, build_trajectories
+from agentrl.types.version import PolicyVersion
+
+
+def train_view(
+    episode: Episode, policy: str, version: PolicyVersion, max_staleness: int
+) -> tuple[TrainTrajectory, ...]:
+    """The episode's trajectories with tokens masked that another policy sampled or that are too old.
+
+    Raises:
+        ValueError: a span is newer than `version`.
+    """
+    return tuple(
+        _mask(trajectory, version, max_staleness)
+        for trajectory in build_trajectories(episode)
+        if episode.policy_of(trajectory.agent) == policy
+    )
+
+
+def oldest_staleness(trajectories: Iterable[TrainTrajectory]) -> int:
+    """The largest staleness of any sampled token; 0 where there is none."""
+    return max((int(t.staleness.max(initial=0)) for t in trajectories), default=0)
+
+
+def wait_permits(
+    outstanding: Mapping[int, int], version_step: int, max_staleness: int, episodes_per_step: int
+) -> bool:
+    """Whether the episodes that a take leaves behind can all still be trained in time.
+
+    For every start step o, those that started at or before o must fit into the (o + S - v) * B places
+    of the steps that remain to them after this one.
+
+    Args:
+        outstanding: episodes left behind by the step of the weights that they started with.
+        version_step: v, the step of the weights that the take trains.
+        max_staleness: S.
+        episodes_per_step: B.
+
+    Example: S 1, B 4, v 3: one left behind from step 2 is legal no more (2 + 1 - 3 = 0 places).
+    """
+    started_before = 0
+    for start in sorted(outstanding):
+        started_before += outstanding[start]
+        if started_before > (start + max_staleness - version_step) * episodes_per_step:
+            return False
+    return True
+
+
+def _mask(trajectory: Trajectory, version: PolicyVersion, max_staleness: int) -> TrainTrajectory:
+    staleness = np.zeros(len(trajectory.token_ids), np.int32)
+    for span in trajectory.versions:
+        staleness[span.start : span.end] = version.steps_since(span.version)
+    mask = trajectory.sampled & (staleness <= max_staleness)
+    return TrainTrajectory(trajectory, mask, staleness)
