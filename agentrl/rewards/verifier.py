@@ -1,0 +1,20 @@
+"""The environment's verifier as a scorer."""
+
+from __future__ import annotations
+
+from agentrl.protocols import Environment
+from agentrl.types.environment import Score, check_score
+from agentrl.types.errors import Boundary, boundary, deadline
+
+
+class Verifier:
+    """Asks the environment that played the episode, within a deadline."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    async def score(self, environment: Environment) -> Score:
+        """The environment's verdict. Raises EpisodeError."""
+        async with deadline("environment.score", self._timeout_s):
+            with boundary(Boundary.ENVIRONMENT, "score"):
+                return check_score(await environment.score())

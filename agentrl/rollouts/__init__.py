@@ -1,0 +1,1 @@
+"""The activity of producing episodes: sessions, scaffold contexts, runners and workers."""

@@ -1,0 +1,75 @@
+"""How episodes are played: sampling, limits, and how many at once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from agentrl.config.base import ConfigModel
+from agentrl.types.generation import Sampling
+from agentrl.types.task import Limits
+
+
+class SamplingConfig(ConfigModel):
+    """The distribution that tokens are drawn from; the trainer sees exactly its log-probabilities."""
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Softmax temperature; 1 trains the policy that is served."""
+    top_k: Annotated[int, Field(gt=1)] | None = None
+    """Keep only that many likeliest tokens; none keeps all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the likeliest tokens up to this probability; below 1 it needs top_k."""
+
+    @model_validator(mode="after")
+    def _top_p_needs_top_k(self) -> SamplingConfig:
+        if self.top_p < 1 and self.top_k is None:
+            raise ValueError("top_p below 1 needs a finite top_k: engines report the kept set only then; set top_k")
+        return self
+
+    def build(self) -> Sampling:
+        """The record that requests carry."""
+        return Sampling(self.temperature, self.top_k, self.top_p)
+
+
+class LimitsConfig(ConfigModel):
+    """What one episode may use."""
+
+    max_turns: Annotated[int, Field(gt=0)] = 8
+    """Replies of an agent; one more than the task needs leaves room to recover from a mistake."""
+    max_context_tokens: Annotated[int, Field(gt=0)] = 4096
+    """Prompt and replies together; at most the engine's context length."""
+    max_reply_tokens: Annotated[int, Field(gt=0)] = 512
+    """Tokens of one reply."""
+    tool_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds for one call into the environment."""
+    total_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds for the whole episode, pauses for new weights included."""
+
+    def build(self) -> Limits:
+        """The record that sessions carry."""
+        return Limits(**self.model_dump())
+
+
+class ScaffoldConfig(ConfigModel):
+    """Which program makes an agent of the policy."""
+
+    name: str = "tool_calling"
+    """Registered name, or ``module:Class``."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the scaffold."""
+
+
+class RolloutConfig(ConfigModel):
+    """How episodes are produced."""
+
+    concurrency: Annotated[int, Field(gt=0)] = 64
+    """Episodes that generate at once (places). Enough to fill the engines' batches."""
+    max_attempts: Annotated[int, Field(gt=0)] = 2
+    """Times that a task's episode is dispatched before its infrastructure failure is final."""
+    max_consecutive_failures: Annotated[int, Field(gt=0)] = 50
+    """Failed episodes in a row after which the run stops: by then the cause is not the task."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How tokens are drawn."""
+    limits: LimitsConfig = LimitsConfig()
+    """What an episode may use."""

@@ -1,0 +1,104 @@
+"""What a scaffold sees of the world: one context per agent of an episode."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from agentrl.protocols import Environment, TurnJournal
+from agentrl.rollouts.record import EpisodeRecord
+from agentrl.rollouts.session import ContextFullError, Session
+from agentrl.types.environment import Opening, StepResult, check_opening, check_step
+from agentrl.types.episode import Effect, StopReason
+from agentrl.types.errors import Boundary, boundary, deadline
+from agentrl.types.generation import FinishReason
+from agentrl.types.message import Message, ToolSpec
+from agentrl.types.task import Limits
+
+
+class EpisodeOver(BaseException):
+    """Ends a scaffold from inside a context call, with the record's stop reason set.
+
+    Not an `Exception`, so that a scaffold that catches broadly does not swallow the platform's limits.
+    """
+
+
+class Context:
+    """Implements `ScaffoldContext` over a session, an environment and a journal.
+
+    Order of a turn: the reply is committed, then the intents of its tool calls, then the environment
+    acts, then the results are committed. Nothing acts before its intent is on record.
+    """
+
+    def __init__(
+        self, record: EpisodeRecord, session: Session, environment: Environment, journal: TurnJournal, limits: Limits
+    ) -> None:
+        self._record, self._session = record, session
+        self._environment, self._journal = environment, journal
+        self._limits = limits
+        self._started = time.monotonic()
+        self._random = random.Random(record.ticket.seed)
+
+    async def start(self) -> Opening:
+        """The environment's opening. Raises EpisodeError."""
+        async with deadline("environment.start", self._limits.tool_s):
+            with boundary(Boundary.ENVIRONMENT, "start"):
+                return check_opening(await self._environment.start())
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """Put messages behind the conversation and let the policy reply."""
+        return await self._turn(messages, tools, rewrites=False)
+
+    async def rewrite(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """Replace the conversation and let the policy reply, on a branch."""
+        return await self._turn(messages, tools, rewrites=True)
+
+    async def step(self, action: Message) -> StepResult:
+        """Let the environment react to a reply."""
+        ticket = self._record.ticket
+        intents = tuple(Effect(call.id, call) for call in action.tool_calls)
+        await self._journal.commit_intents(ticket, intents)
+        started = time.monotonic()
+        async with deadline("environment.step", self._limits.tool_s):
+            with boundary(Boundary.ENVIRONMENT, "step"):
+                result = check_step(await self._environment.step(action))
+        seconds = time.monotonic() - started
+        effects = _with_results(intents, result, seconds)
+        await self._journal.commit_results(ticket, effects)
+        self._record.end_turn(effects, seconds)
+        if result.is_done:
+            self._record.stop_reason = StopReason.ANSWERED
+        return result
+
+    def time(self) -> float:
+        """Seconds since the episode began."""
+        return time.monotonic() - self._started
+
+    @property
+    def random(self) -> random.Random:
+        """Chance, seeded by the episode."""
+        return self._random
+
+    async def _turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec], rewrites: bool) -> Message:
+        if self._record.num_turns >= self._limits.max_turns:
+            self._end(StopReason.MAX_TURNS)
+        try:
+            call = self._session.rewrite if rewrites else self._session.generate
+            reply = await call(messages, tools)
+        except ContextFullError:
+            self._end(StopReason.MAX_TOKENS)
+        await self._journal.commit_reply(self._record.ticket, self._record.last_turn)
+        if reply.finish is FinishReason.LENGTH:
+            self._end(StopReason.LENGTH)
+        return reply.message
+
+    def _end(self, reason: StopReason) -> None:
+        self._record.stop_reason = reason
+        raise EpisodeOver
+
+
+def _with_results(intents: tuple[Effect, ...], result: StepResult, seconds: float) -> tuple[Effect, ...]:
+    """Effects with the text of the tool message that answers each."""
+    answers = {message.tool_call_id: message.content for message in result.messages}
+    return tuple(Effect(e.effect_id, e.call, answers.get(e.effect_id), seconds) for e in intents)

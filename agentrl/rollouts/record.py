@@ -1,0 +1,84 @@
+"""Builds an episode's record while it is played; what is in it can be closed at any moment."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agentrl.types.episode import Agent, Effect, Episode, Node, SampledColumns, StopReason, Ticket, Turn
+from agentrl.types.environment import Score
+from agentrl.types.errors import Boundary, EpisodeError, Failure
+
+
+class EpisodeRecord:
+    """The growing graph of one episode.
+
+    Nodes are checked as they are added, so a record never holds a node that breaks an alignment law.
+    The last node may be open: a reply in the making, replaced as it grows.
+    """
+
+    def __init__(self, ticket: Ticket, agents: tuple[Agent, ...]) -> None:
+        self.ticket = ticket
+        self._agents = agents
+        self._nodes: list[Node] = []
+        self._turns: list[Turn] = []
+        self.stop_reason: StopReason | None = None
+        self.failure: Failure | None = None
+        self.score: Score | None = None
+
+    @property
+    def num_turns(self) -> int:
+        """Replies so far, of all agents."""
+        return len(self._turns)
+
+    @property
+    def last_turn(self) -> Turn:
+        """The turn that was closed last."""
+        return self._turns[-1]
+
+    def add_node(
+        self,
+        parent: int | None,
+        agent: str,
+        token_ids: np.ndarray,
+        sample: SampledColumns | None = None,
+        is_open: bool = False,
+    ) -> Node:
+        """Append a node, replacing the open one if there is one.
+
+        Raises:
+            EpisodeError: the node breaks an alignment law (boundary contract).
+        """
+        if self._nodes and self._nodes[-1].is_open:
+            self._nodes.pop()
+        node = Node(len(self._nodes), parent, agent, self.num_turns, token_ids, sample, is_open)
+        if (breach := node.check()) is not None:
+            raise EpisodeError(Boundary.CONTRACT, "node", f"{self.ticket.episode_id}: {breach}")
+        self._nodes.append(node)
+        return node
+
+    def add_turn(self, agent: str, reply: Node, generation_s: float, aborts: int) -> Turn:
+        """Close a reply as the next turn."""
+        turn = Turn(self.num_turns, agent, reply.index, (), generation_s, 0.0, aborts)
+        self._turns.append(turn)
+        return turn
+
+    def end_turn(self, effects: tuple[Effect, ...], environment_s: float) -> None:
+        """Put what the environment did behind the last turn."""
+        last = self._turns[-1]
+        self._turns[-1] = Turn(
+            last.index, last.agent, last.reply_node, effects, last.generation_s, environment_s, last.aborts
+        )
+
+    def close(self, seconds: float) -> Episode:
+        """The episode as it stands."""
+        return Episode(
+            ticket=self.ticket,
+            agents=self._agents,
+            nodes=tuple(self._nodes),
+            turns=tuple(self._turns),
+            stop_reason=self.stop_reason,
+            failure=self.failure,
+            reward=self.score.reward if self.score else None,
+            metrics=self.score.metrics if self.score else {},
+            seconds=seconds,
+        )
