@@ -1,0 +1,1 @@
+"""Where numbers go: JSON lines, TensorBoard, a picture of the learning curve."""

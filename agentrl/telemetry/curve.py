@@ -1,0 +1,57 @@
+"""Draws a run's learning curve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_WINDOW_STEPS = 10
+
+
+def draw_curve(metrics: Path, picture: Path, title: str) -> None:
+    """Draw reward in training and on held-out tasks over steps, from a run's metrics, as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    train = _series(rows, "rollout/reward_mean")
+    heldout = _series(rows, "eval/reward_mean")
+    errors = dict(_series(rows, "eval/reward_standard_error"))
+    figure, axes = plt.subplots(figsize=(7.5, 4.2), dpi=120)
+    axes.plot(*_columns(train), color="#b8c4d6", linewidth=1, label="training episodes, each step")
+    axes.plot(*_columns(_smoothed(train)), color="#5b7db1", linewidth=2, label=f"the same, mean of {_WINDOW_STEPS} steps")
+    steps, means = _columns(heldout)
+    bars = [2 * errors.get(step, 0.0) for step in steps]
+    axes.errorbar(steps, means, bars, color="#c2532d", marker="o", linewidth=2, capsize=3, label="held-out tasks, two standard errors")
+    axes.set(xlabel="optimizer steps", ylabel="mean reward", title=title, ylim=(-0.02, 1.02))
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    figure.savefig(picture)
+    plt.close(figure)
+
+
+def sparkline(values: list[float]) -> str:
+    """A line of block characters for values from 0 to 1. Example: ``[0, .5, 1]`` gives three bars."""
+    bars = "▁▂▃▄▅▆▇█"
+    return "".join(bars[round(min(max(value, 0.0), 1.0) * (len(bars) - 1))] for value in values)
+
+
+def _series(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    return [(row["step"], row[name]) for row in rows if name in row]
+
+
+def _columns(series: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in series], [value for _, value in series]
+
+
+def _smoothed(series: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    values = [value for _, value in series]
+    smooth = []
+    for index, (step, _) in enumerate(series):
+        window = values[max(0, index + 1 - _WINDOW_STEPS) : index + 1]
+        smooth.append((step, sum(window) / len(window)))
+    return smooth

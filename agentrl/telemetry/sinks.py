@@ -1,0 +1,85 @@
+"""Metric sinks: plain files that common tools read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.protocols import MetricSink
+from agentrl.types.errors import StorageError
+
+
+class JsonLines:
+    """Appends one JSON object a line and hands it to the system at once, so that a crash loses nothing written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, text: str) -> None:
+        """Write one line. Raises StorageError naming the file."""
+        try:
+            self._file.write(text + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error}; free space, then resume the run") from error
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._file.close()
+
+
+class JsonlSink:
+    """Metrics as JSON lines: ``{"step": 3, "time": 1764000000.0, "trainer/loss": 0.1, ...}``."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._lines = JsonLines(path)
+        self._clock = clock
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Append one line. Raises StorageError."""
+        self._lines.append(json.dumps({"step": step, "time": round(self._clock(), 3), **metrics}))
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._lines.close()
+
+
+class TensorBoardSink:
+    """Metrics as TensorBoard events."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record every number among the metrics."""
+        for name, value in metrics.items():
+            if isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close; safe to call twice."""
+        self._writer.close()
+
+
+class SinkSet:
+    """Several sinks as one."""
+
+    def __init__(self, sinks: list[MetricSink]) -> None:
+        self._sinks = sinks
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write to all."""
+        for sink in self._sinks:
+            sink.write(step, metrics)
+
+    def close(self) -> None:
+        """Close all; safe to call twice."""
+        for sink in self._sinks:
+            sink.close()
