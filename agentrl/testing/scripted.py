@@ -1,0 +1,69 @@
+"""Engines that follow a script instead of a model: for tests, benchmarks and warm starts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agentrl.tokens.chat import ChatFormat
+from agentrl.types.batch import Receipt
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest
+from agentrl.types.message import Message
+from agentrl.types.version import PolicyVersion, VersionSpan
+
+Script = Callable[[str, Sequence[Message]], Message]
+
+
+class ScriptedEngine:
+    """Answers each request with the tokens of the message that a script gives for its conversation.
+
+    Implements `Engine` in process and at once. Log-probabilities are 0: a script is certain.
+
+    Example: ``ScriptedEngine(chat, lambda session, messages: Message(Role.ASSISTANT, "93"))``.
+    """
+
+    def __init__(self, chat: ChatFormat, script: Script, version: PolicyVersion | None = None) -> None:
+        self.name = "scripted"
+        self.version = version or PolicyVersion(0, 0)
+        self._chat, self._script = chat, script
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """The scripted reply, cut where the request's budget ends."""
+        message = self._script(request.session, request.conversation)
+        ids = self._chat.complete(message)[: request.max_new_tokens]
+        finish = FinishReason.STOP if int(ids[-1]) in request.stop_token_ids else FinishReason.LENGTH
+        spans = (VersionSpan(self.version, 0, len(ids)),)
+        return Generation(ids, np.zeros(len(ids), np.float32), spans, spans, finish)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Zeros: a script is certain."""
+        return [0.0] * (len(token_ids) - 1)
+
+    async def pause(self) -> int:
+        """Nothing is ever in flight."""
+        return 0
+
+    async def resume(self) -> None:
+        """Nothing waits."""
+
+    async def abort_all(self) -> None:
+        """Nothing is ever in flight."""
+
+    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+        """Only the version changes."""
+        self.version = version
+
+    async def receipt(self) -> Receipt:
+        """The version, without checksums."""
+        return Receipt(self.name, self.version, {}, 0.0, 0)
+
+
+def expert_script(act: Callable[[Sequence[Message], random.Random], Message]) -> Script:
+    """A script of a player that takes a random generator, seeded alike for all turns of a session."""
+
+    def script(session: str, messages: Sequence[Message]) -> Message:
+        return act(messages, random.Random(session))
+
+    return script
