@@ -1,0 +1,56 @@
+"""Builds what plays episodes from a run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentrl import registry
+from agentrl.envs.definition import load_environment
+from agentrl.envs.hosting import build_host
+from agentrl.orchestration.config import RunConfig
+from agentrl.protocols import Engine, EnvironmentHost, Scaffold, TurnJournal
+from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.config import ScaffoldConfig
+from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.tokens.chat import ChatFormat
+from agentrl.types.errors import ConfigError
+from agentrl.types.task import Split, Task
+
+
+def build_scaffold(config: ScaffoldConfig) -> Scaffold:
+    """The configured scaffold. Raises ConfigError if it is unknown or refuses its options."""
+    kind = registry.load_plugin(registry.SCAFFOLDS, config.name)
+    try:
+        return kind(**config.options)
+    except TypeError as error:
+        raise ConfigError(f"scaffold '{config.name}' does not take options {config.options}: {error}") from error
+
+
+def build_environments(config: RunConfig, logs: Path) -> EnvironmentHost:
+    """Where the run's environments live. Raises ConfigError."""
+    return build_host(config.environment, config.rollout.limits.tool_s, logs)
+
+
+def build_runner(
+    config: RunConfig, engine: Any, chat: ChatFormat, environments: EnvironmentHost, journal: TurnJournal
+) -> EpisodeRunner:
+    """A runner of the run's environment and scaffold over an engine or a router of engines."""
+    policy = next(iter(config.policies))
+    serving: Engine = engine
+    return EpisodeRunner(
+        player=Player(policy, serving, chat, config.rollout.sampling.build()),
+        scaffold=build_scaffold(config.scaffold),
+        environments=environments,
+        scorer=Verifier(config.rollout.limits.tool_s),
+        journal=journal,
+        limits=config.rollout.limits.build(),
+    )
+
+
+def task_sampler(config: RunConfig, split: Split) -> Callable[[int], Task]:
+    """Tasks of a split by ordinal. Raises ConfigError."""
+    definition = load_environment(config.environment.name)
+    options = definition.parse_options(config.environment.options)
+    return lambda ordinal: definition.sample_task(options, split, ordinal, config.seed)

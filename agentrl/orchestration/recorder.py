@@ -1,0 +1,156 @@
+"""Writes down what a run does: metrics, sample episodes, ledger, curve; tells whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Protocol
+
+from agentrl import codec
+from agentrl.buffer.ledger import LedgerLine
+from agentrl.buffer.memory import MemoryBuffer
+from agentrl.orchestration.evaluation import Evaluation
+from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.telemetry.curve import draw_curve
+from agentrl.telemetry.sinks import JsonLines, JsonlSink, SinkSet, TensorBoardSink
+from agentrl.types.batch import Receipt, StepReport, TrainBatch
+from agentrl.types.episode import Episode
+
+
+class RunObserver(Protocol):
+    """Hears of a run's progress; the command line prints it."""
+
+    def on_phase(self, text: str) -> None:
+        """The run begins something that takes a while."""
+        ...
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+        """A step is done."""
+        ...
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """An evaluation is done."""
+        ...
+
+
+class SilentObserver:
+    """Watches without a word."""
+
+    def on_phase(self, text: str) -> None:
+        """Nothing."""
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Nothing."""
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Nothing."""
+
+
+class Recorder:
+    """Collects between steps and writes one line a step.
+
+    Every dispatched episode reaches the ledger; one group a step is kept whole, for people to read.
+    """
+
+    def __init__(self, run: RunDirectory, title: str, observer: RunObserver) -> None:
+        self._run, self._title, self._observer = run, title, observer
+        self._sinks = SinkSet([JsonlSink(run.metrics), TensorBoardSink(run.path / "tensorboard")])
+        self._ledger = JsonLines(run.path / "ledger.jsonl")
+        self._train_episodes = JsonLines(run.path / "episodes" / "train.jsonl")
+        self._heldout_episodes = JsonLines(run.path / "episodes" / "heldout.jsonl")
+        self._failed_episodes = JsonLines(run.path / "episodes" / "failed.jsonl")
+        self._counts: Counter[str] = Counter()
+        self._kept_group: int | None = None
+        self._last_step_at = time.monotonic()
+        self.totals: Counter[str] = Counter()
+        self.max_staleness = 0
+
+    def write_ledger_line(self, line: LedgerLine) -> None:
+        """Append the end of an episode."""
+        self._ledger.append(codec.to_json(line).decode())
+
+    def record_episode(self, episode: Episode) -> None:
+        """Count an episode that is over."""
+        self._counts["episodes"] += 1
+        self._counts["turns"] += len(episode.turns)
+        self._counts["sampled_tokens"] += episode.num_sampled_tokens
+        self._counts["aborts"] += sum(turn.aborts for turn in episode.turns)
+        self._counts["reward"] += episode.reward or 0.0  # type: ignore[assignment]
+        self._counts["scored"] += episode.reward is not None
+        if episode.failure is not None:
+            self._counts["failed"] += 1
+            self._counts[f"failed_{episode.failure.boundary}_{episode.failure.kind}"] += 1
+            self._failed_episodes.append(codec.to_json(episode).decode())
+        elif episode.stop_reason is not None:
+            self._counts[f"stopped_{episode.stop_reason}"] += 1
+        if self._kept_group is None:
+            self._kept_group = episode.ticket.group
+        if episode.ticket.group == self._kept_group:
+            self._train_episodes.append(codec.to_json(episode).decode())
+
+    def record_publish(self, receipts: list[Receipt]) -> None:
+        """Count a publication."""
+        self.totals["publications"] += 1
+        self.totals["aborted_generations"] += sum(receipt.aborted for receipt in receipts)
+        self._counts["publish_ms"] += round(1000 * max(receipt.seconds for receipt in receipts))
+        self._counts["published"] += 1
+
+    def record_step(self, report: StepReport, batch: TrainBatch, buffer: MemoryBuffer, waited_s: float) -> None:
+        """Write the metrics of a step."""
+        metrics = {**report.metrics, **self._rollout_metrics(), **_batch_metrics(batch), **buffer.ledger.goodput()}
+        self.max_staleness = max(self.max_staleness, int(metrics["buffer/staleness_max_steps"]))
+        metrics["buffer/ready_episodes"] = buffer.num_ready
+        metrics["buffer/running_episodes"] = buffer.num_running
+        metrics["time/wait_for_batch_s"] = waited_s
+        now = time.monotonic()
+        metrics["time/step_s"] = now - self._last_step_at
+        self._last_step_at = now
+        self._sinks.write(report.version.step, metrics)
+        self._observer.on_step(report.version.step, metrics)
+        self._counts.clear()
+        self._kept_group = None
+
+    async def record_evaluation(self, evaluation: Evaluation) -> None:
+        """Write an evaluation and draw the curve anew."""
+        self._sinks.write(evaluation.version.step, evaluation.metrics())
+        for episode in evaluation.sample:
+            self._heldout_episodes.append(codec.to_json(episode).decode())
+        self._observer.on_evaluation(evaluation)
+        await asyncio.to_thread(draw_curve, self._run.metrics, self._run.curve, self._title)
+
+    def close(self) -> None:
+        """Close the files; safe to call twice."""
+        self._sinks.close()
+        for lines in (self._ledger, self._train_episodes, self._heldout_episodes, self._failed_episodes):
+            lines.close()
+
+    def _rollout_metrics(self) -> dict[str, float]:
+        counts = self._counts
+        episodes, scored = max(counts["episodes"], 1), max(counts["scored"], 1)
+        metrics = {
+            "rollout/reward_mean": counts["reward"] / scored,
+            "rollout/episodes": float(counts["episodes"]),
+            "rollout/turns_mean": counts["turns"] / episodes,
+            "rollout/sampled_tokens_mean": counts["sampled_tokens"] / episodes,
+            "rollout/aborted_generations": float(counts["aborts"]),
+            "rollout/failed_fraction": counts["failed"] / episodes,
+            "time/publish_s": counts["publish_ms"] / 1000 / max(counts["published"], 1),
+        }
+        for name, count in counts.items():
+            if name.startswith(("failed_", "stopped_")):
+                metrics[f"rollout/{name}_fraction"] = count / episodes
+        return metrics
+
+
+def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
+    views = [t for e in batch.episodes for t in e.trajectories]
+    sampled = sum(int(t.trajectory.sampled.sum()) for t in views)
+    rewards = [e.reward for e in batch.episodes]
+    return {
+        "buffer/staleness_max_steps": float(max((int(t.staleness.max(initial=0)) for t in views), default=0)),
+        "buffer/staleness_mean_steps": sum(float(t.staleness[t.trajectory.sampled].sum()) for t in views) / max(sampled, 1),
+        "buffer/masked_fraction": 1 - batch.num_trained_tokens / max(sampled, 1),
+        "batch/reward_mean": sum(rewards) / len(rewards),
+        "batch/trained_tokens": float(batch.num_trained_tokens),
+    }

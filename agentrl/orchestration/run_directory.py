@@ -1,0 +1,179 @@
+"""A run's folder: plain files that a person can read, and the little state that a resume needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from agentrl import codec
+from agentrl.buffer.frontier import FrontierState
+from agentrl.config.base import parse_config
+from agentrl.orchestration.config import RunConfig
+from agentrl.types.errors import ConfigError, StorageError
+from agentrl.types.version import PolicyVersion
+
+
+class RunStatus(StrEnum):
+    """How a run stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What changes about a run: how it stands, at which version, and why it ended if it failed."""
+
+    status: RunStatus
+    version: PolicyVersion
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a checkpoint says beside the trainer's files."""
+
+    version: PolicyVersion
+    frontier: FrontierState
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class RunDirectory:
+    """Paths and small files of one run.
+
+    Layout::
+
+        config.json              the resolved configuration
+        state.json               status and newest version
+        metrics.jsonl            one line a step; the same in tensorboard/
+        curve.png                the learning curve
+        ledger.jsonl             one line for every dispatched episode
+        episodes/                sample episodes, whole; `agentrl show` reads them
+        weights/POLICY/VERSION/  staged weights of the newest versions
+        checkpoints/STEP/        what `agentrl resume` goes on from
+        logs/                    output of engines, trainer ranks and environment workers
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, config: RunConfig) -> RunDirectory:
+        """Make a new folder for a run.
+
+        Raises:
+            ConfigError: there is one of that name already.
+            StorageError: it cannot be written.
+        """
+        name = f"{config.name}-seed{config.seed}"
+        path = config.runs_folder / name
+        number = 2
+        while path.exists():
+            path = config.runs_folder / f"{name}-{number}"
+            number += 1
+        run = cls(path.absolute())
+        try:
+            for folder in ("logs", "episodes", "weights", "checkpoints"):
+                (run.path / folder).mkdir(parents=True)
+            run._write("config.json", config.model_dump_json(indent=2))
+        except OSError as error:
+            raise StorageError(f"run folder {path} cannot be written: {error}") from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run's folder. Raises ConfigError if it is none."""
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path} is no run folder: config.json is missing; `agentrl runs` lists the runs")
+        return cls(path.absolute())
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the processes' output."""
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        """File with one line of metrics a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        """Picture of the learning curve."""
+        return self.path / "curve.png"
+
+    def weights(self, policy: str, version: PolicyVersion) -> Path:
+        """Folder of staged weights."""
+        return self.path / "weights" / policy / str(version)
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of a checkpoint."""
+        return self.path / "checkpoints" / f"{step:06d}"
+
+    def config(self) -> RunConfig:
+        """The configuration that the run was started with."""
+        values = json.loads((self.path / "config.json").read_text())
+        return parse_config(RunConfig, values, str(self.path / "config.json"))
+
+    def state(self) -> RunState | None:
+        """How the run stands; None if it never started."""
+        return self._read("state.json", RunState)
+
+    def write_state(self, state: RunState) -> None:
+        """Replace the state. Raises StorageError."""
+        self._write("state.json", codec.to_json(state).decode())
+
+    def write_progress(self, folder: Path, progress: Progress) -> None:
+        """Complete a checkpoint: without this file it does not count. Raises StorageError."""
+        self._write(str((folder / "progress.json").relative_to(self.path)), codec.to_json(progress).decode())
+
+    def latest_checkpoint(self) -> tuple[Path, Progress] | None:
+        """The newest complete checkpoint."""
+        for folder in sorted((self.path / "checkpoints").glob("[0-9]*"), reverse=True):
+            progress = self._read(str((folder / "progress.json").relative_to(self.path)), Progress)
+            if progress is not None:
+                return folder, progress
+        return None
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Delete all but the newest complete checkpoints."""
+        folders = sorted(path.parent for path in (self.path / "checkpoints").glob("*/progress.json"))
+        for folder in folders[:-keep]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def prune_weights(self, policy: str, keep: int, pinned: set[str]) -> None:
+        """Delete staged weights but the newest and those still needed."""
+        folders = sorted(
+            (path for path in (self.path / "weights" / policy).iterdir() if not path.name.endswith(".staging")),
+            key=lambda path: PolicyVersion.parse(path.name),
+        )
+        for folder in folders[:-keep]:
+            if str(folder) not in pinned:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _write(self, name: str, text: str) -> None:
+        """Replace a small file as a whole, so that a crash leaves the old or the new one."""
+        path = self.path / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(path.suffix + ".new")
+            temporary.write_text(text + "\n")
+            temporary.replace(path)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error}; free space, then resume the run") from error
+
+    def _read(self, name: str, kind: type) -> object | None:
+        path = self.path / name
+        if not path.is_file():
+            return None
+        try:
+            return codec.from_json(path.read_bytes(), kind)
+        except msgspec.DecodeError as error:
+            raise StorageError(f"{path} is damaged: {error}") from error
