@@ -14,7 +14,7 @@ def chunked_logprobs(
     chunk_tokens: int,
     kept: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """log pi(target) for each row, of the distribution that was sampled from; differentiable.
+    """Log pi(target) for each row, of the distribution that was sampled from; differentiable.
 
     Logits of a chunk exist only while it is computed, in the backward pass too. With `kept` the
     distribution is renormalised over the tokens that truncation had left, so that it is the engine's.
@@ -55,7 +55,7 @@ def _chunk_logprobs(
 
 
 def _kept_logsumexp(logits_CV: torch.Tensor, ids_M: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """logsumexp of each row over its kept ids only."""
+    """Logsumexp of each row over its kept ids only."""
     sizes_C = offsets.diff()
     rows_K = torch.arange(len(sizes_C), device=logits_CV.device).repeat_interleave(sizes_C)
     is_kept_CV = torch.zeros_like(logits_CV, dtype=torch.bool)

@@ -160,9 +160,11 @@ class MemoryBuffer:
     def close(self) -> None:
         """Write off what can no longer be trained: episodes finished but not taken at the end of a run."""
         step = min(version.step for version in self._loaded.values())
-        for group in [*self._ready, *self._groups.values()]:
+        taken = [group for group, _ in self._taken]
+        for group in [*taken, *self._ready, *self._groups.values()]:
             for episode in group.episodes:
                 self.ledger.dropped(episode, "run_ended", step)
+        self._taken = []
         self._ready.clear()
         self._groups.clear()
 
@@ -172,8 +174,11 @@ class MemoryBuffer:
             return False
         step = min(version.step for version in self._loaded.values())
         config = self._config
-        return 0 < admissible(
-            self._places, len(self._running), self._accepted, step, config.episodes_per_step, config.max_staleness
+        return (
+            admissible(
+                self._places, len(self._running), self._accepted, step, config.episodes_per_step, config.max_staleness
+            )
+            > 0
         )
 
     def _dispatch(self) -> Ticket:
@@ -228,6 +233,7 @@ class MemoryBuffer:
         reason = self._drop_reason(group)
         if reason is None:
             self._filtered_in_row = 0
+            self._accepted += group.size - len(group.episodes)  # a step takes groups: failed members count as taken
             self._ready.append(group)
             return
         self._accepted -= len(group.episodes)

@@ -32,9 +32,7 @@ def oldest_staleness(trajectories: Iterable[TrainTrajectory]) -> int:
     return max((int(t.staleness.max(initial=0)) for t in trajectories), default=0)
 
 
-def wait_permits(
-    outstanding: Mapping[int, int], version_step: int, max_staleness: int, episodes_per_step: int
-) -> bool:
+def wait_permits(outstanding: Mapping[int, int], version_step: int, max_staleness: int, episodes_per_step: int) -> bool:
     """Whether the episodes that a take leaves behind can all still be trained in time.
 
     For every start step o, those that started at or before o must fit into the (o + S - v) * B places

@@ -34,7 +34,9 @@ class DrawParams:
         """Read SGLang's ``sampling_params``. Raises BadRequestError naming the field."""
         unknown = set(values) - _SAMPLING_KEYS
         if unknown:
-            raise BadRequestError(f"unknown field {sorted(unknown)} in sampling_params; known: {sorted(_SAMPLING_KEYS)}")
+            raise BadRequestError(
+                f"unknown field {sorted(unknown)} in sampling_params; known: {sorted(_SAMPLING_KEYS)}"
+            )
         if values.get("n", 1) != 1:
             raise BadRequestError("n > 1 is not served; send a batch of equal prompts instead")
         stop = values.get("stop_token_ids") or ()
@@ -124,5 +126,7 @@ def _number(values: dict[str, Any], key: str, default: Any, kind: type) -> Any:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and value != int(value)):
-        raise BadRequestError(f"sampling_params.{key} must be {'an integer' if kind is int else 'a number'}, got {value!r}")
+        raise BadRequestError(
+            f"sampling_params.{key} must be {'an integer' if kind is int else 'a number'}, got {value!r}"
+        )
     return kind(value)

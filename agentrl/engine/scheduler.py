@@ -154,7 +154,9 @@ class Scheduler:
         while self._waiting and not self._draining and self._admit(self._waiting[0]):
             self._waiting.popleft()
         pending = {slot: self._num_pending(slot) for slot in self._running}
-        prefill = [slot for slot, count in pending.items() if count > 1 or self._running[slot].params.max_new_tokens == 0]
+        prefill = [
+            slot for slot, count in pending.items() if count > 1 or self._running[slot].params.max_new_tokens == 0
+        ]
         decode = len(prefill) < len(pending)
         if prefill and not (decode and self._prefilled_last):
             self._step_prefill(prefill)

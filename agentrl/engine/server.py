@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request as HttpRequest, Response
+from fastapi import FastAPI, Response
+from fastapi import Request as HttpRequest
 from fastapi.responses import StreamingResponse
 
 from agentrl.engine.generation import GenerationService

@@ -55,9 +55,7 @@ class WeightStore:
 
     def checksums(self) -> dict[str, str]:
         """Digest of each tensor as it is served; tied tensors appear once."""
-        return {
-            name: tensor_checksum(tensor) for name, tensor in self._tensors.items() if name not in self._aliases
-        }
+        return {name: tensor_checksum(tensor) for name, tensor in self._tensors.items() if name not in self._aliases}
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:

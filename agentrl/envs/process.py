@@ -112,9 +112,13 @@ class ProcessHost:
     async def _start_worker(self) -> ChildProcess:
         number = next(self._numbers)
         try:
-            worker = await ChildProcess.start(f"environment-{number}", self._argv, self._logs / f"environment-{number}.log")
+            worker = await ChildProcess.start(
+                f"environment-{number}", self._argv, self._logs / f"environment-{number}.log"
+            )
         except OSError as error:
-            raise EpisodeError(Boundary.ENVIRONMENT, "worker", f"no worker process could be started: {error}") from error
+            raise EpisodeError(
+                Boundary.ENVIRONMENT, "worker", f"no worker process could be started: {error}"
+            ) from error
         self._all.add(worker)
         return worker
 

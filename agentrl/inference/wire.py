@@ -80,11 +80,11 @@ def _check_alignment(generation: Generation) -> None:
     num_tokens = len(generation.token_ids)
     kept = generation.kept_tokens
     broken = (
-        len(generation.logprobs) != num_tokens and f"{len(generation.logprobs)} logprobs"
-        or not np.isfinite(generation.logprobs).all() and "a logprob that is not finite"
-        or not spans_tile(generation.versions, num_tokens) and f"version spans {generation.versions}"
-        or not spans_tile(generation.kv_versions, num_tokens) and f"KV version spans {generation.kv_versions}"
-        or kept is not None and len(kept) != num_tokens and f"{len(kept)} kept sets"
+        (len(generation.logprobs) != num_tokens and f"{len(generation.logprobs)} logprobs")
+        or (not np.isfinite(generation.logprobs).all() and "a logprob that is not finite")
+        or (not spans_tile(generation.versions, num_tokens) and f"version spans {generation.versions}")
+        or (not spans_tile(generation.kv_versions, num_tokens) and f"KV version spans {generation.kv_versions}")
+        or (kept is not None and len(kept) != num_tokens and f"{len(kept)} kept sets")
     )  # fmt: skip
     if broken:
         raise EpisodeError(Boundary.CONTRACT, "engine.answer", f"{broken} for {num_tokens} tokens")

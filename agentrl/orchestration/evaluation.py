@@ -117,7 +117,9 @@ class Evaluator:
     def _ticket(self, ordinal: int, version: PolicyVersion) -> Ticket:
         name = f"heldout-{ordinal:06d}"
         seed = hashlib.blake2b(name.encode(), digest_size=6).digest()
-        return Ticket(name, self._sample_task(ordinal), ordinal, 0, 0, int.from_bytes(seed, "little"), {"main": version})
+        return Ticket(
+            name, self._sample_task(ordinal), ordinal, 0, 0, int.from_bytes(seed, "little"), {"main": version}
+        )
 
 
 async def _nothing() -> None:

@@ -149,7 +149,8 @@ def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
     rewards = [e.reward for e in batch.episodes]
     return {
         "buffer/staleness_max_steps": float(max((int(t.staleness.max(initial=0)) for t in views), default=0)),
-        "buffer/staleness_mean_steps": sum(float(t.staleness[t.trajectory.sampled].sum()) for t in views) / max(sampled, 1),
+        "buffer/staleness_mean_steps": sum(float(t.staleness[t.trajectory.sampled].sum()) for t in views)
+        / max(sampled, 1),
         "buffer/masked_fraction": 1 - batch.num_trained_tokens / max(sampled, 1),
         "batch/reward_mean": sum(rewards) / len(rewards),
         "batch/trained_tokens": float(batch.num_trained_tokens),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -132,10 +133,8 @@ class ChildProcess:
     async def close(self, grace_s: float = 2.0) -> None:
         """Let the child end by itself for a moment, then kill it; safe to call twice."""
         self._writer.close()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self._process.wait), grace_s)
-        except TimeoutError:
-            pass
         self.kill()
 
     def kill(self) -> None:

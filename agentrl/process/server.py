@@ -60,9 +60,7 @@ class ObjectServer:
         method = getattr(self._target, call.method)
         hints = get_type_hints(method)
         names = list(inspect.signature(method).parameters)
-        arguments = [
-            codec.decode(data, hints[name]) for name, data in zip(names, call.arguments, strict=True)
-        ]
+        arguments = [codec.decode(data, hints[name]) for name, data in zip(names, call.arguments, strict=True)]
         value = method(*arguments)
         if inspect.iscoroutine(value):
             self._loop = self._loop or asyncio.new_event_loop()

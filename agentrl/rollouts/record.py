@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentrl.types.episode import Agent, Effect, Episode, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.environment import Score
+from agentrl.types.episode import Agent, Effect, Episode, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.errors import Boundary, EpisodeError, Failure
 
 

@@ -22,10 +22,21 @@ def draw_curve(metrics: Path, picture: Path, title: str) -> None:
     errors = dict(_series(rows, "eval/reward_standard_error"))
     figure, axes = plt.subplots(figsize=(7.5, 4.2), dpi=120)
     axes.plot(*_columns(train), color="#b8c4d6", linewidth=1, label="training episodes, each step")
-    axes.plot(*_columns(_smoothed(train)), color="#5b7db1", linewidth=2, label=f"the same, mean of {_WINDOW_STEPS} steps")
+    axes.plot(
+        *_columns(_smoothed(train)), color="#5b7db1", linewidth=2, label=f"the same, mean of {_WINDOW_STEPS} steps"
+    )
     steps, means = _columns(heldout)
     bars = [2 * errors.get(step, 0.0) for step in steps]
-    axes.errorbar(steps, means, bars, color="#c2532d", marker="o", linewidth=2, capsize=3, label="held-out tasks, two standard errors")
+    axes.errorbar(
+        steps,
+        means,
+        bars,
+        color="#c2532d",
+        marker="o",
+        linewidth=2,
+        capsize=3,
+        label="held-out tasks, two standard errors",
+    )
     axes.set(xlabel="optimizer steps", ylabel="mean reward", title=title, ylim=(-0.02, 1.02))
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)

@@ -43,7 +43,9 @@ class ChatFormat:
         as_template = self._renderer.render_ids(_to_dicts(_PROBE), tools=_tool_dicts(_PROBE_TOOLS))
         tokenizer.splits_control_tokens = True
         if self._renderer.render_ids(_to_dicts(_PROBE), tools=_tool_dicts(_PROBE_TOOLS)) != as_template:
-            _log.warning("renderer of %s spells control tokens as text; tool output can forge them", tokenizer.name_or_path)
+            _log.warning(
+                "renderer of %s spells control tokens as text; tool output can forge them", tokenizer.name_or_path
+            )
             tokenizer.splits_control_tokens = False
         self._needs_history = not self._extends_from_tail()
 
@@ -58,7 +60,9 @@ class ChatFormat:
         try:
             renderer = create_renderer(tokenizer, _renderer_config(config))
         except (ValueError, TypeError, ImportError, AssertionError, OSError) as error:
-            raise ConfigError(f"chat.renderer '{config.renderer}' does not fit {tokenizer.name_or_path}: {error}") from error
+            raise ConfigError(
+                f"chat.renderer '{config.renderer}' does not fit {tokenizer.name_or_path}: {error}"
+            ) from error
         return cls(tokenizer, renderer)
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:

@@ -50,7 +50,8 @@ def stage_weights(
             shutil.rmtree(folder, ignore_errors=True)
             staging.rename(folder)
         except OSError as error:
-            raise StorageError(f"weights {version} cannot be written to {folder}: {error}; free space, then resume") from error
+            message = f"weights {version} cannot be written to {folder}: {error}; free space, then resume the run"
+            raise StorageError(message) from error
         num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
         checksums = {name: tensor_checksum(tensor) for name, tensor in weights.items()}
         manifest = WeightsManifest(name, version, str(folder), checksums, num_bytes)
@@ -72,9 +73,7 @@ def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Pat
     """Take weights and optimizer state from a checkpoint, whatever the number of ranks that wrote it."""
     try:
         weights = load_file(folder / _WEIGHTS)
-        states = [
-            torch.load(folder / _OPTIMIZER.format(n), weights_only=True) for n in range(len(optimizer.parts))
-        ]
+        states = [torch.load(folder / _OPTIMIZER.format(n), weights_only=True) for n in range(len(optimizer.parts))]
     except (OSError, RuntimeError) as error:
         raise StorageError(f"checkpoint {folder} cannot be read: {error}") from error
     with torch.no_grad():

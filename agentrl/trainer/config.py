@@ -9,6 +9,25 @@ from pydantic import Field
 from agentrl.config.base import ConfigModel
 
 
+class ModelShape(ConfigModel):
+    """A small Qwen3-style model made on the spot."""
+
+    hidden_size: Annotated[int, Field(gt=0)] = 128
+    """Width of the residual stream."""
+    layers: Annotated[int, Field(gt=0)] = 2
+    """Transformer blocks."""
+    heads: Annotated[int, Field(gt=0)] = 4
+    """Attention heads; must divide hidden_size."""
+    feed_forward_size: Annotated[int, Field(gt=0)] = 384
+    """Width of the feed-forward layers."""
+    context_tokens: Annotated[int, Field(gt=0)] = 512
+    """Longest context."""
+    vocabulary_tokens: Annotated[int, Field(gt=0)] = 900
+    """Largest vocabulary; the environment's words come first."""
+    initializer_range: Annotated[float, Field(gt=0)] = 0.08
+    """Standard deviation of the first weights; tiny models want more than the usual 0.02."""
+
+
 class OptimizerConfig(ConfigModel):
     """The optimizer of a policy."""
 

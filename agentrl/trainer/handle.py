@@ -6,19 +6,17 @@ import asyncio
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError, TrainerError
 from agentrl.types.version import PolicyVersion
-
-if TYPE_CHECKING:
-    from agentrl.trainer.packing import TokenSequence
 
 T = TypeVar("T")
 _OURS = {kind.__name__: kind for kind in (ConfigError, StorageError, TrainerError)}
@@ -131,12 +129,15 @@ class TrainerHandle:
     def _explain(self, method: str, error: BaseException, deadline_s: float) -> AgentRLError:
         """A foreign or remote error as one that says which trainer, what it did and what to do."""
         where = f"trainer of policy '{self._policy}'"
+        if isinstance(error, RemoteCallError) and error.error in _OURS:
+            return _OURS[error.error](error.message)
         if isinstance(error, RemoteCallError):
-            kind = _OURS.get(error.error or "", TrainerError)
-            return kind(error.message if kind is not TrainerError or error.error == "TrainerError" else f"{where}: {error}\n{error.trace}")
+            return TrainerError(f"{where}: {error}\n{error.trace}")
         if isinstance(error, ProcessDiedError):
             return TrainerError(f"{where}: {error}\nOut of memory is the usual cause; lower trainer.micro_batch_tokens")
         if isinstance(error, TimeoutError):
             logs = ", ".join(str(rank.log) for rank in self._ranks)
-            return TrainerError(f"{where}: {method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.step_s")
+            return TrainerError(
+                f"{where}: {method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.step_s"
+            )
         return TrainerError(f"{where}: {method}: {type(error).__name__}: {error}")

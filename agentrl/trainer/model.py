@@ -41,9 +41,7 @@ class PolicyModel(torch.nn.Module):
         )
         hidden_SH = output.last_hidden_state[0].index_select(0, batch.sources_S)
         head_VH = self.network.get_output_embeddings().weight
-        logprobs_S = chunked_logprobs(
-            hidden_SH, head_VH, batch.targets_S, temperature, self._chunk_tokens, batch.kept
-        )
+        logprobs_S = chunked_logprobs(hidden_SH, head_VH, batch.targets_S, temperature, self._chunk_tokens, batch.kept)
         # A rank without targets must still take part in the backward pass of the others.
         return logprobs_S + 0.0 * output.last_hidden_state[0, 0, 0].float()
 

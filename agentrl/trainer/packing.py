@@ -8,26 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.generation import KeptTokens
 
 _MAX_PADDED_RATIO = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenSequence:
-    """One trajectory as the trainer sees it: what to compute and what enters the loss.
-
-    `scales` is 0 for tokens outside the loss. `kept_tokens` has one set per sampled token.
-    """
-
-    token_ids: np.ndarray  # [L] int32
-    selected: np.ndarray  # [S] positions that enter the loss, each at least 1
-    logprobs: np.ndarray  # [S] of the sampling policy
-    advantages: np.ndarray  # [S]
-    scales: np.ndarray  # [S]
-    turns: np.ndarray  # [S]
-    staleness: np.ndarray  # [S]
-    kept_tokens: KeptTokens | None  # one set per selected token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,9 +123,7 @@ def _layout(lengths: list[int], device: str) -> PackedLayout:
     starts = np.cumsum([0, *lengths[:-1]])
     is_token = columns < np.asarray(lengths)[:, None]
     gather = np.where(is_token, starts[:, None] + columns, 0)
-    return PackedLayout(
-        torch.from_numpy(gather).to(device), torch.from_numpy(np.flatnonzero(is_token)).to(device)
-    )
+    return PackedLayout(torch.from_numpy(gather).to(device), torch.from_numpy(np.flatnonzero(is_token)).to(device))
 
 
 def _kept(sequences: Sequence[TokenSequence], device: str) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -17,8 +17,8 @@ from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stag
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.optimizer import OptimizerSet
-from agentrl.trainer.packing import TokenSequence
 from agentrl.trainer.selection import select_sequences
+from agentrl.trainer.sequence import TokenSequence
 from agentrl.trainer.step import run_step, run_supervised
 from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
 from agentrl.types.version import PolicyVersion

@@ -9,7 +9,7 @@ from agentrl.algorithms.advantages import group_advantages
 from agentrl.algorithms.aggregation import token_scales
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.losses import vanishes_without_advantage
-from agentrl.trainer.packing import TokenSequence
+from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.batch import TrainBatch, TrainTrajectory
 from agentrl.types.generation import KeptTokens
 

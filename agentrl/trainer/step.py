@@ -14,7 +14,8 @@ from agentrl.algorithms.losses import is_corrected_by_loss, token_loss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.optimizer import OptimizerSet
-from agentrl.trainer.packing import MicroBatch, TokenSequence, deal, pack
+from agentrl.trainer.packing import MicroBatch, deal, pack
+from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.errors import TrainerError
 
 _SUMS = ("loss", "tokens", "clipped", "rejected", "weight", "weight_squared", "k3", "abs_gap", "fresh")
@@ -74,7 +75,9 @@ def run_step(
         raise TrainerError(_gate_message(totals, config))
     norm = _clip(policy, config.optimizer.max_grad_norm)
     if not torch.isfinite(torch.tensor(norm)):
-        raise TrainerError(f"the gradient norm is {norm}; the weights are unchanged. Lower the learning rate, or look for bad rewards")
+        raise TrainerError(
+            f"the gradient norm is {norm}; the weights are unchanged. Lower the learning rate, or look for bad rewards"
+        )
     optimizer.step(1.0)
     return _metrics(totals, norm)
 

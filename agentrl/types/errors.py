@@ -89,7 +89,7 @@ def boundary(where: Boundary, kind: str) -> Iterator[None]:
         yield
     except AgentRLError:
         raise
-    except Exception as error:  # noqa: BLE001 - foreign code may raise anything; this is where it is typed
+    except Exception as error:
         raise EpisodeError(where, kind, f"{type(error).__name__}: {error}") from error
 
 

@@ -1,0 +1,85 @@
+"""Experts' episodes, played through the same session and scaffold as a policy's: exact to the token."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from agentrl.envs.definition import EnvironmentDefinition
+from agentrl.protocols import EnvironmentHost, Scaffold
+from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.journal import NoJournal
+from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.testing.scripted import ScriptedEngine
+from agentrl.tokens.chat import ChatFormat
+from agentrl.types.episode import Episode, Ticket
+from agentrl.types.errors import StalledError
+from agentrl.types.generation import Sampling
+from agentrl.types.message import Message
+from agentrl.types.task import Limits, Split, Task
+
+_AT_ONCE = 64
+
+
+class Teacher:
+    """Plays episodes as one of an environment's experts."""
+
+    def __init__(
+        self,
+        definition: EnvironmentDefinition,
+        options: object,
+        environments: EnvironmentHost,
+        scaffold: Scaffold,
+        limits: Limits,
+    ) -> None:
+        self._definition, self._options = definition, options
+        self._environments, self._scaffold, self._limits = environments, scaffold, limits
+
+    async def play(
+        self,
+        expert: str,
+        chat: ChatFormat,
+        ordinals: Sequence[int],
+        seed: int,
+        split: Split = Split.TRAIN,
+        on_episode: Callable[[int], None] = lambda done: None,
+    ) -> list[Episode]:
+        """One episode of each task, in the order of `ordinals`; all with a score.
+
+        Raises:
+            StalledError: an expert's episode failed, which is a fault of environment or expert.
+        """
+        act = self._definition.expert(expert).act
+        tasks = {f"{expert}-{n}": self._definition.sample_task(self._options, split, n, seed) for n in ordinals}
+
+        def script(session: str, messages: Sequence[Message]) -> Message:
+            task = tasks[session.split("/")[1]]
+            return act(self._options, task, messages, random.Random(session))
+
+        runner = EpisodeRunner(
+            Player("teacher", ScriptedEngine(chat, script), chat, Sampling()),
+            self._scaffold,
+            self._environments,
+            Verifier(self._limits.tool_s),
+            NoJournal(),
+            self._limits,
+        )
+        episodes: list[Episode] = []
+        names = list(tasks)
+        for start in range(0, len(names), _AT_ONCE):
+            tickets = [
+                Ticket(name, tasks[name], start + n, 0, 0, seed) for n, name in enumerate(names[start : start + _AT_ONCE])
+            ]
+            episodes += await asyncio.gather(*(runner.run(runner.open(ticket), _nothing) for ticket in tickets))
+            on_episode(len(episodes))
+        failed = next((e for e in episodes if e.failure is not None), None)
+        if failed is not None:
+            raise StalledError(f"episode {failed.episode_id} of expert '{expert}' failed: {failed.failure}")
+        return episodes
+
+
+async def _nothing() -> None:
+    """A teacher's episodes hold no place in a buffer."""
+
+

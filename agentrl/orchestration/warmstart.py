@@ -1,0 +1,225 @@
+"""Warm start: a model learns to imitate an expert, bad habits included, before reinforcement begins."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import math
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.envs.definition import load_environment
+from agentrl.envs.hosting import build_host
+from agentrl.orchestration.players import build_scaffold
+from agentrl.orchestration.transcripts import Teacher
+from agentrl.orchestration.warmstart_config import (
+    FolderModel,
+    GgufModel,
+    MadeModel,
+    TeacherConfig,
+    WarmStartConfig,
+)
+from agentrl.tokens.chat import ChatFormat
+from agentrl.tokens.making import CONTROL_TOKENS, make_tokenizer, save_tokenizer
+from agentrl.tokens.tokenizer import FastTokenizer
+from agentrl.trainer.handle import TrainerHandle
+from agentrl.trainer.sequence import TokenSequence, supervised_sequence
+from agentrl.types.errors import ConfigError
+from agentrl.types.trajectory import build_trajectories
+from agentrl.types.version import PolicyVersion
+
+_FIRST = PolicyVersion(0, 0)
+_CHECK_INTERVAL_STEPS = 50
+_SAMPLE_EPISODES = 256
+_LAST_LR_SCALE = 0.05
+
+
+class WarmStartObserver(Protocol):
+    """Hears of a warm start's progress."""
+
+    def on_phase(self, text: str) -> None:
+        """Something begins that takes a while."""
+        ...
+
+    def on_progress(self, done: int, total: int, text: str) -> None:
+        """`done` of `total` steps of the phase are done; the total may shrink."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartReport:
+    """What a warm start did; written beside the model as ``warmstart.json``.
+
+    `excess_nats` is what an episode of the check costs more than it would cost a perfect pupil.
+    """
+
+    output: str
+    parameters: int
+    steps: int
+    loss_nats: float
+    excess_nats: float
+    seconds: float
+
+
+class WarmStart:
+    """One warm start, from a recipe to a model folder.
+
+    The stages are methods in the order in which `run` calls them; all that they share is the recipe.
+    """
+
+    def __init__(self, config: WarmStartConfig, observer: WarmStartObserver) -> None:
+        self._config, self._observer = config, observer
+        self._work = config.output.absolute().with_name(config.output.name + ".making")
+        self._definition = load_environment(config.environment.name)
+        options = self._definition.parse_options(config.environment.options)
+        self._environments = build_host(config.environment, config.limits.tool_s, self._work)
+        scaffold = build_scaffold(config.scaffold)
+        self._teacher = Teacher(self._definition, options, self._environments, scaffold, config.limits.build())
+
+    async def run(self) -> WarmStartReport:
+        """Make or read the model, let it learn, write it to `output`.
+
+        Waits for: the trainer. Unblocked by: its deadlines.
+
+        Raises:
+            ConfigError: the output exists, or something in the recipe does not.
+        """
+        started = time.monotonic()
+        output = self._config.output.absolute()
+        if output.exists():
+            raise ConfigError(f"{output} exists already; remove it or choose another output")
+        shutil.rmtree(self._work, ignore_errors=True)
+        self._work.mkdir(parents=True)
+        try:
+            parameters = await self._write_first_model()
+            steps, loss, excess = 0, math.nan, math.nan
+            source = self._work / "model"
+            if self._config.teacher is not None:
+                steps, loss, excess = await self._learn(self._config.teacher, source)
+                source = self._work / "trained"
+            report = WarmStartReport(str(output), parameters, steps, loss, excess, time.monotonic() - started)
+            (source / "warmstart.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+            source.rename(output)
+        finally:
+            await self._environments.close()
+            shutil.rmtree(self._work, ignore_errors=True)
+        return report
+
+    async def _write_first_model(self) -> int:
+        folder = self._work / "model"
+        source = self._config.model
+        if isinstance(source, FolderModel):
+            if not (source.path / "config.json").is_file():
+                raise ConfigError(f"no model at {source.path}: config.json is missing")
+            shutil.copytree(source.path, folder)
+            return 0
+        self._observer.on_phase("making model and tokenizer")
+        from agentrl.trainer.making import convert_gguf, make_model  # loads torch and transformers
+
+        if isinstance(source, GgufModel):
+            return await asyncio.to_thread(convert_gguf, _find_gguf(source), folder)
+        await self._make_tokenizer(source, folder)
+        return await asyncio.to_thread(make_model, source.shape, folder, self._config.seed)
+
+    async def _make_tokenizer(self, source: MadeModel, folder: Path) -> None:
+        """Train a tokenizer on transcripts, written out with a provisional one."""
+        provisional = make_tokenizer([], [], [], 300)
+        chat = ChatFormat.build(FastTokenizer(provisional, "provisional"), self._config.chat)
+        expert = self._config.teacher.expert if self._config.teacher else next(iter(self._definition.experts))
+        episodes = await self._teacher.play(expert, chat, range(_SAMPLE_EPISODES), self._config.seed)
+        texts = [chat.tokenizer.decode(t.token_ids) for e in episodes for t in build_trajectories(e)]
+        fixed = _fixed_texts(texts)
+        corpus = [_without(text, fixed) for text in texts]
+        tokenizer = make_tokenizer(corpus, self._definition.words, fixed, source.shape.vocabulary_tokens)
+        save_tokenizer(tokenizer, folder)
+
+    async def _learn(self, teacher: TeacherConfig, model: Path) -> tuple[int, float, float]:
+        config = self._config
+        chat = ChatFormat.load(model, config.chat)
+        self._observer.on_phase(f"{teacher.transcripts} episodes of expert '{teacher.expert}'")
+        pool = await self._transcripts(teacher.expert, chat, range(teacher.transcripts))
+        behind = range(teacher.transcripts, teacher.transcripts + teacher.check_transcripts)
+        check = await self._transcripts(teacher.check_expert, chat, behind)
+        self._observer.on_phase("imitating")
+        from agentrl.algorithms.config import AlgorithmConfig
+
+        trainer = await TrainerHandle.start(
+            "warmstart", model, _FIRST, config.trainer, AlgorithmConfig(), 1.0, self._work
+        )
+        try:
+            steps, loss, excess = await self._steps(trainer, pool, check, teacher)
+            await trainer.stage(_FIRST, self._work / "trained")
+        finally:
+            await trainer.close()
+        return steps, loss, excess
+
+    async def _steps(
+        self, trainer: TrainerHandle, pool: list[TokenSequence], check: list[TokenSequence], teacher: TeacherConfig
+    ) -> tuple[int, float, float]:
+        """Constant learning rate until the check is passed or time is short, then a linear fall."""
+        config = self._config
+        order = _shuffled_for_ever(len(pool), config.seed)
+        last = config.max_steps
+        excess, loss, step, is_passed = math.inf, math.nan, 0, False
+        while step < last:
+            batch = [pool[next(order)] for _ in range(config.episodes_per_step)]
+            left = (last - step) / config.decay_steps
+            nats = await trainer.supervised_step(batch, max(_LAST_LR_SCALE, min(1.0, left)))
+            loss = nats / sum(len(s.selected) for s in batch)
+            step += 1
+            if step % _CHECK_INTERVAL_STEPS == 0 or step == last:
+                excess = await trainer.supervised_loss(check) / len(check) + math.log(teacher.check_share)
+                if not is_passed and excess <= teacher.stop_excess_nats:
+                    is_passed, last = True, min(last, step + config.decay_steps)
+            self._observer.on_progress(step, last, f"loss {loss:.3f} nats a token, excess {excess:.2f} nats an episode")
+        return step, loss, excess
+
+    async def _transcripts(self, expert: str, chat: ChatFormat, ordinals: range) -> list[TokenSequence]:
+        def tell(done: int) -> None:
+            self._observer.on_progress(done, len(ordinals), f"expert '{expert}'")
+
+        episodes = await self._teacher.play(expert, chat, ordinals, self._config.seed, on_episode=tell)
+        return [supervised_sequence(t) for episode in episodes for t in build_trajectories(episode)]
+
+
+def _shuffled_for_ever(size: int, seed: int) -> Iterator[int]:
+    """Indices below `size` in an order that is new at every pass."""
+    rng = random.Random(seed)
+    while True:
+        yield from rng.sample(range(size), size)
+
+
+def _fixed_texts(texts: list[str]) -> list[str]:
+    """Long pieces between control tokens that all texts share: what a template says every time."""
+    shared = set.intersection(*(set(_pieces(text)) for text in texts))
+    return sorted((piece for piece in shared if len(piece) > 40), key=len, reverse=True)
+
+
+def _pieces(text: str) -> list[str]:
+    for token in CONTROL_TOKENS:
+        text = text.replace(token, CONTROL_TOKENS[0])
+    return text.split(CONTROL_TOKENS[0])
+
+
+def _without(text: str, fixed: list[str]) -> str:
+    for piece in fixed:
+        text = text.replace(piece, " ")
+    return text
+
+
+def _find_gguf(source: GgufModel) -> Path:
+    spec = importlib.util.find_spec(source.package)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    found = [Path(folder) / source.file for folder in folders if (Path(folder) / source.file).is_file()]
+    if not found:
+        raise ConfigError(
+            f"package '{source.package}' with {source.file} is not installed; `make smollm2` installs it without the "
+            "packages that it would pull in"
+        )
+    return found[0]

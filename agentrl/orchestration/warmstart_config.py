@@ -1,0 +1,101 @@
+"""The configuration of a warm start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.config.base import ConfigModel, parse_config
+from agentrl.config.loading import load_table
+from agentrl.envs.config import EnvironmentConfig
+from agentrl.rollouts.config import LimitsConfig, ScaffoldConfig
+from agentrl.tokens.config import ChatConfig
+from agentrl.trainer.config import ModelShape, TrainerConfig
+
+
+class MadeModel(ConfigModel):
+    """A small model of random weights with a tokenizer made from the teacher's transcripts."""
+
+    kind: Literal["made"] = "made"
+    """Made on the spot."""
+    shape: ModelShape = ModelShape()
+    """Its size."""
+
+
+class FolderModel(ConfigModel):
+    """A model that exists as a folder made by ``save_pretrained``."""
+
+    kind: Literal["folder"]
+    """Read from a folder."""
+    path: Path
+    """The folder."""
+
+
+class GgufModel(ConfigModel):
+    """A model that an installed Python package carries as a GGUF file."""
+
+    kind: Literal["gguf"]
+    """Converted from GGUF."""
+    package: str
+    """Import name of the package."""
+    file: str
+    """Name of the file in it."""
+
+
+FirstModel = Annotated[MadeModel | FolderModel | GgufModel, Field(discriminator="kind")]
+
+
+class TeacherConfig(ConfigModel):
+    """Who is imitated, and how good the imitation has to become."""
+
+    expert: str
+    """Expert of the environment whose episodes are learned from."""
+    transcripts: Annotated[int, Field(gt=0)] = 8192
+    """Episodes that the teacher plays; steps go through them again and again."""
+    check_expert: str
+    """Expert whose episodes measure what was learned."""
+    check_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the teacher's episodes that are like the check expert's: a perfect pupil of the teacher gives
+    those episodes just this probability, times that of chance in them."""
+    check_transcripts: Annotated[int, Field(gt=0)] = 64
+    """Episodes of the check."""
+    stop_excess_nats: float = 0.5
+    """The learning rate begins to fall once an episode of the check costs at most this much more than the
+    perfect pupil's. Lower means a better imitation and more steps."""
+
+
+class WarmStartConfig(ConfigModel):
+    """A warm start: supervised learning from an expert's episodes. A recipe is a TOML file of this."""
+
+    output: Path
+    """Folder for the model; must not exist."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of weights and tasks."""
+    model: FirstModel = MadeModel()
+    """Where the first weights come from."""
+    environment: EnvironmentConfig
+    """What is played."""
+    scaffold: ScaffoldConfig = ScaffoldConfig()
+    """What makes an agent of the expert."""
+    limits: LimitsConfig = LimitsConfig()
+    """What an episode may use."""
+    chat: ChatConfig = ChatConfig()
+    """How conversations become tokens."""
+    teacher: TeacherConfig | None = None
+    """The expert; without one the model is only written to `output`."""
+    episodes_per_step: Annotated[int, Field(gt=0)] = 32
+    """Episodes of one optimizer step."""
+    max_steps: Annotated[int, Field(gt=0)] = 900
+    """Steps at most."""
+    decay_steps: Annotated[int, Field(gt=0)] = 200
+    """Steps at the end in which the learning rate falls linearly to a twentieth."""
+    trainer: TrainerConfig = TrainerConfig()
+    """What trains it."""
+
+
+def load_warmstart_config(recipe: Path, overrides: Iterable[str]) -> WarmStartConfig:
+    """A recipe with overrides as a checked configuration. Raises ConfigError."""
+    return parse_config(WarmStartConfig, load_table(recipe, overrides), str(recipe))

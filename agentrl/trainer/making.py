@@ -1,0 +1,57 @@
+"""Makes the first weights of a policy: a small model of random weights, or one read from a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.tokens.tokenizer import FastTokenizer
+from agentrl.trainer.config import ModelShape
+from agentrl.types.errors import ConfigError
+
+
+def make_model(shape: ModelShape, folder: Path, seed: int) -> int:
+    """Write a Qwen3-style model of random weights beside the tokenizer in `folder`; returns its parameters."""
+    tokenizer = FastTokenizer.load(folder)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.feed_forward_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.hidden_size // shape.heads,
+        max_position_embeddings=shape.context_tokens,
+        initializer_range=shape.initializer_range,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    )
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def convert_gguf(file: Path, folder: Path) -> int:
+    """Write the model and tokenizer of a GGUF file as float32 safetensors; returns the number of parameters.
+
+    Raises:
+        ConfigError: the file is missing, or the package that reads it is.
+    """
+    try:
+        from transformers import GgufConfig
+
+        source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    except ImportError as error:
+        raise ConfigError(f"{file} cannot be read: {error}; pip install 'agentrl[smollm2]'") from error
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())

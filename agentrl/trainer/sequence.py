@@ -1,0 +1,44 @@
+"""One trajectory as the trainer sees it: what to compute and what enters the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.types.generation import KeptTokens
+from agentrl.types.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenSequence:
+    """L tokens of one branch, S of which enter the loss.
+
+    Example: prompt [5, 6], reply [7, 8] of log-probabilities -.1 and -2.3 and advantage .5, mean over
+    these two tokens: ``selected [2, 3]``, ``advantages [.5, .5]``, ``scales [.5, .5]``.
+    """
+
+    token_ids: np.ndarray  # [L] int32
+    selected: np.ndarray  # [S] positions that enter the loss, each at least 1
+    logprobs: np.ndarray  # [S] of the sampling policy
+    advantages: np.ndarray  # [S]
+    scales: np.ndarray  # [S]
+    turns: np.ndarray  # [S]
+    staleness: np.ndarray  # [S]
+    kept_tokens: KeptTokens | None  # one set per selected token
+
+
+def supervised_sequence(trajectory: Trajectory) -> TokenSequence:
+    """A trajectory whose sampled tokens are to become likelier, all alike."""
+    selected = np.flatnonzero(trajectory.sampled)
+    ones = np.ones(len(selected), np.float32)
+    return TokenSequence(
+        token_ids=trajectory.token_ids[: int(selected[-1]) + 1],
+        selected=selected,
+        logprobs=trajectory.logprobs[selected],
+        advantages=ones,
+        scales=ones,
+        turns=trajectory.turns[selected],
+        staleness=np.zeros(len(selected), np.int32),
+        kept_tokens=None,
+    )
