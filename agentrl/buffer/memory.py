@@ -285,7 +285,8 @@ class MemoryBuffer:
         return (
             f"step {step} waited {self._config.stall_s:g} s for {self._config.groups_per_step} complete groups: "
             f"{len(self._ready)} are ready, {len(self._groups)} incomplete, {len(self._running)} episodes generate; "
-            f"last failure: {self._last_failure or 'none'}. Look at the engine's log; raise buffer.stall_s if episodes are long"
+            f"last failure: {self._last_failure or 'none'}. Look at the engine's log; raise buffer.stall_s if "
+            "episodes are long"
         )
 
 

@@ -51,6 +51,11 @@ class EvaluationConfig(ConfigModel):
     concurrency: Annotated[int, Field(gt=0)] = 32
     """Episodes at once."""
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything is evaluated at all."""
+        return self.final_tasks > 0 or (self.interval_steps > 0 and self.tasks > 0)
+
 
 class CheckpointConfig(ConfigModel):
     """What a run can be resumed from."""

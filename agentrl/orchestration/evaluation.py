@@ -62,13 +62,14 @@ class Evaluator:
 
     def __init__(
         self,
+        policy: str,
         engine: Engine,
         transport: WeightTransport,
         runner: EpisodeRunner,
         sample_task: Callable[[int], Task],
         concurrency: int,
     ) -> None:
-        self._engine, self._transport = engine, transport
+        self._policy, self._engine, self._transport = policy, engine, transport
         self._runner, self._sample_task = runner, sample_task
         self._concurrency = concurrency
 
@@ -118,7 +119,7 @@ class Evaluator:
         name = f"heldout-{ordinal:06d}"
         seed = hashlib.blake2b(name.encode(), digest_size=6).digest()
         return Ticket(
-            name, self._sample_task(ordinal), ordinal, 0, 0, int.from_bytes(seed, "little"), {"main": version}
+            name, self._sample_task(ordinal), ordinal, 0, 0, int.from_bytes(seed, "little"), {self._policy: version}
         )
 
 

@@ -21,6 +21,10 @@ from agentrl.types.episode import Episode
 class RunObserver(Protocol):
     """Hears of a run's progress; the command line prints it."""
 
+    def on_start(self, run: str, total_steps: int) -> None:
+        """The run's folder and its length in steps."""
+        ...
+
     def on_phase(self, text: str) -> None:
         """The run begins something that takes a while."""
         ...
@@ -36,6 +40,9 @@ class RunObserver(Protocol):
 
 class SilentObserver:
     """Watches without a word."""
+
+    def on_start(self, run: str, total_steps: int) -> None:
+        """Nothing."""
 
     def on_phase(self, text: str) -> None:
         """Nothing."""

@@ -14,6 +14,7 @@ from agentrl import codec
 from agentrl.buffer.frontier import FrontierState
 from agentrl.config.base import parse_config
 from agentrl.orchestration.config import RunConfig
+from agentrl.types.episode import Episode
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
 
@@ -158,6 +159,23 @@ class RunDirectory:
             if str(folder) not in pinned:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def newest_model(self) -> Path:
+        """Folder of the newest weights that are left of the run; the first weights if there are no others."""
+        policy, config = next(iter(self.config().policies.items()))
+        checkpoint = self.latest_checkpoint()
+        staged = [p for p in (self.path / "weights" / policy).glob("*.*") if not p.name.endswith(".staging")]
+        if staged:
+            return max(staged, key=lambda path: PolicyVersion.parse(path.name))
+        return checkpoint[0] if checkpoint else config.model
+
+    def last_metric(self, name: str) -> float | None:
+        """The newest value of a metric; None if there is none."""
+        if not self.metrics.is_file():
+            return None
+        rows = (json.loads(line) for line in self.metrics.read_text().splitlines())
+        values = [row[name] for row in rows if name in row]
+        return values[-1] if values else None
+
     def _write(self, name: str, text: str) -> None:
         """Replace a small file as a whole, so that a crash leaves the old or the new one."""
         path = self.path / name
@@ -177,3 +195,14 @@ class RunDirectory:
             return codec.from_json(path.read_bytes(), kind)
         except msgspec.DecodeError as error:
             raise StorageError(f"{path} is damaged: {error}") from error
+
+
+def read_episodes(file: Path) -> list[Episode]:
+    """Episodes of a file of the run folder; a line that a crash cut off is left out."""
+    episodes = []
+    for line in file.read_bytes().splitlines():
+        try:
+            episodes.append(codec.from_json(line, Episode))
+        except msgspec.DecodeError:
+            continue
+    return episodes

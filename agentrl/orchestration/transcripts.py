@@ -17,7 +17,7 @@ from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import StalledError
 from agentrl.types.generation import Sampling
 from agentrl.types.message import Message
-from agentrl.types.task import Limits, Split, Task
+from agentrl.types.task import Limits, Split
 
 _AT_ONCE = 64
 
@@ -69,7 +69,8 @@ class Teacher:
         names = list(tasks)
         for start in range(0, len(names), _AT_ONCE):
             tickets = [
-                Ticket(name, tasks[name], start + n, 0, 0, seed) for n, name in enumerate(names[start : start + _AT_ONCE])
+                Ticket(name, tasks[name], start + n, 0, 0, seed)
+                for n, name in enumerate(names[start : start + _AT_ONCE])
             ]
             episodes += await asyncio.gather(*(runner.run(runner.open(ticket), _nothing) for ticket in tickets))
             on_episode(len(episodes))
@@ -81,5 +82,3 @@ class Teacher:
 
 async def _nothing() -> None:
     """A teacher's episodes hold no place in a buffer."""
-
-

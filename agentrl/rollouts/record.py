@@ -18,7 +18,7 @@ class EpisodeRecord:
 
     def __init__(self, ticket: Ticket, agents: tuple[Agent, ...]) -> None:
         self.ticket = ticket
-        self._agents = agents
+        self.agents = agents
         self._nodes: list[Node] = []
         self._turns: list[Turn] = []
         self.stop_reason: StopReason | None = None
@@ -73,7 +73,7 @@ class EpisodeRecord:
         """The episode as it stands."""
         return Episode(
             ticket=self.ticket,
-            agents=self._agents,
+            agents=self.agents,
             nodes=tuple(self._nodes),
             turns=tuple(self._turns),
             stop_reason=self.stop_reason,

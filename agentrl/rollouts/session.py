@@ -16,7 +16,7 @@ import numpy as np
 from agentrl.protocols import Engine
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.tokens.chat import ChatFormat
-from agentrl.types.episode import Node, SampledColumns
+from agentrl.types.episode import Node, SampledColumns, Ticket
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens, Sampling
 from agentrl.types.message import Message, ToolSpec
@@ -24,6 +24,11 @@ from agentrl.types.task import Limits
 from agentrl.types.version import append_spans
 
 _FIRST_CAPACITY = 256
+
+
+def session_key(ticket: Ticket, agent: str) -> str:
+    """Name of one agent's session: fixes its random numbers, and the engine that it stays with."""
+    return f"{ticket.seed}/{ticket.episode_id}/{agent}"
 
 
 class ContextFullError(Exception):
@@ -62,7 +67,7 @@ class Session:
         self._record, self._agent = record, agent
         self._chat, self._engine = chat, engine
         self._sampling, self._limits = sampling, limits
-        self._key = f"{record.ticket.seed}/{record.ticket.episode_id}/{agent}"
+        self._key = session_key(record.ticket, agent)
         self._messages: list[Message] = []
         self._context = np.empty(_FIRST_CAPACITY, np.int32)
         self._length = 0

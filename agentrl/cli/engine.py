@@ -1,0 +1,36 @@
+"""``agentrl engine``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl.cli.errors import reported
+
+
+@reported
+def engine(
+    model: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors weights.")],
+    port: Annotated[int, typer.Option(help="TCP port to listen on.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; anything but loopback needs --token.")] = "127.0.0.1",
+    token: Annotated[str | None, typer.Option(help="Bearer token that control endpoints ask for.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="Processor cores for arithmetic.")] = 1,
+    max_running_requests: Annotated[int, typer.Option(help="Requests that generate at once.")] = 64,
+    context_length: Annotated[int | None, typer.Option(help="Longest prompt plus reply; default: the model's.")] = None,
+    prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens that one step may process.")] = 4096,
+    weight_version: Annotated[str, typer.Option(help="Label of the first weights.")] = "default",
+    deterministic: Annotated[bool, typer.Option(help="Results that do not depend on batching, in float64.")] = False,
+) -> None:
+    """Serve a model over SGLang's native protocol until interrupted."""
+    values: dict[str, Any] = dict(locals())
+    from agentrl.config.base import parse_config
+    from agentrl.engine.options import EngineOptions
+
+    options = parse_config(EngineOptions, values, "agentrl engine")
+    from agentrl.engine.main import run_engine
+
+    run_engine(options)

@@ -1,0 +1,33 @@
+"""The command line. Each command loads what it needs when it runs, so that help costs next to nothing."""
+
+from __future__ import annotations
+
+import typer
+
+from agentrl.cli.doctor import doctor
+from agentrl.cli.engine import engine
+from agentrl.cli.environments import environments
+from agentrl.cli.evaluate import evaluate
+from agentrl.cli.show import runs, show
+from agentrl.cli.train import resume, train
+from agentrl.cli.warmstart import warmstart
+
+app = typer.Typer(
+    help="Train language-model agents by reinforcement learning on whole multi-turn episodes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(warmstart)
+app.command()(train)
+app.command()(resume)
+app.command("eval")(evaluate)
+app.command()(engine)
+app.command()(runs)
+app.command()(show)
+app.command()(doctor)
+app.add_typer(environments, name="env")
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,43 @@
+"""``agentrl train`` and ``agentrl resume``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentrl.cli.errors import reported
+
+if TYPE_CHECKING:
+    from agentrl.orchestration.controller import RunSummary
+
+RecipeArgument = Annotated[Path, typer.Argument(help="TOML recipe, such as environments/sql/demo.toml.")]
+OverridesArgument = Annotated[list[str] | None, typer.Argument(help="key.path=value, laid over the recipe in order.")]
+
+
+@reported
+def train(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
+    """Train by a recipe, into a new run folder."""
+    from agentrl.orchestration.config import load_run_config
+    from agentrl.orchestration.launch import start_run
+
+    config = load_run_config(recipe, overrides or [])
+    _run(lambda observer: start_run(config, observer))
+
+
+@reported
+def resume(run: Annotated[Path, typer.Argument(help="Run folder, as `agentrl runs` lists it.")]) -> None:
+    """Go on with a stopped or failed run from its latest checkpoint."""
+    from agentrl.orchestration.launch import resume_run
+
+    _run(lambda observer: resume_run(run, observer))
+
+
+def _run(launch) -> None:
+    from agentrl.cli.progress import RunProgress, print_summary
+
+    with RunProgress() as progress:
+        summary: RunSummary = asyncio.run(launch(progress))
+    print_summary(summary)

@@ -1,0 +1,24 @@
+"""``agentrl warmstart``."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentrl.cli.errors import reported
+from agentrl.cli.train import OverridesArgument, RecipeArgument
+
+
+@reported
+def warmstart(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
+    """Make a model or take one, and let it imitate an environment's expert."""
+    from agentrl.cli.progress import PhaseProgress
+    from agentrl.orchestration.warmstart import WarmStart
+    from agentrl.orchestration.warmstart_config import load_warmstart_config
+
+    config = load_warmstart_config(recipe, overrides or [])
+    with PhaseProgress() as progress:
+        report = asyncio.run(WarmStart(config, progress).run())
+        progress.console.print(
+            f"[green]{report.output}[/green]: {report.parameters:,} parameters, {report.steps} steps, "
+            f"{report.excess_nats:.2f} nats an episode above a perfect pupil, {report.seconds:.0f} s"
+        )

@@ -1,0 +1,167 @@
+"""Puts a run's components together and takes them apart again, whatever happened between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.buffer.frontier import FrontierState
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.memory import MemoryBuffer
+from agentrl.inference.router import EngineRouter
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.evaluation import Evaluator
+from agentrl.orchestration.local import LocalRuntime
+from agentrl.orchestration.players import build_environments, build_runner, task_sampler
+from agentrl.orchestration.recorder import Recorder, RunObserver
+from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.protocols import EnvironmentHost, Publisher, Runtime, Trainer
+from agentrl.rollouts.journal import NoJournal
+from agentrl.rollouts.runner import EpisodeRunner
+from agentrl.tokens.chat import ChatFormat
+from agentrl.types.task import Split
+from agentrl.types.version import PolicyVersion
+from agentrl.weights.disk import DiskTransport
+from agentrl.weights.publisher import StagedPublisher
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint:
+    """Where a run begins: at its first weights, or at a checkpoint."""
+
+    version: PolicyVersion
+    frontier: FrontierState = field(default_factory=FrontierState)
+    checkpoint: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyParts:
+    """What serves and trains one policy."""
+
+    trainer: Trainer
+    router: EngineRouter
+    publisher: Publisher
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """Everything that the loops of a run drive."""
+
+    config: RunConfig
+    run: RunDirectory
+    start: StartPoint
+    runtime: Runtime
+    policies: dict[str, PolicyParts]
+    buffer: MemoryBuffer
+    runner: EpisodeRunner
+    evaluator: Evaluator | None
+    recorder: Recorder
+    observer: RunObserver
+
+
+@asynccontextmanager
+async def assembled(
+    config: RunConfig, run: RunDirectory, start: StartPoint, observer: RunObserver
+) -> AsyncIterator[RunParts]:
+    """A run's components, started; ended at the end of the block.
+
+    Raises:
+        AgentRLError: a component could not be started; names it.
+    """
+    runtime = LocalRuntime(config, run.logs)
+    recorder = Recorder(run, config.name, observer)
+    environments = build_environments(config, run.logs)
+    try:
+        observer.on_start(str(run.path), config.steps)
+        observer.on_phase("starting engines and trainer")
+        yield await _assemble(config, run, start, observer, runtime, recorder, environments)
+    finally:
+        await runtime.close()
+        await environments.close()
+        recorder.close()
+
+
+async def _assemble(
+    config: RunConfig,
+    run: RunDirectory,
+    start: StartPoint,
+    observer: RunObserver,
+    runtime: LocalRuntime,
+    recorder: Recorder,
+    environments: EnvironmentHost,
+) -> RunParts:
+    name, policy = next(iter(config.policies.items()))
+    model = start.checkpoint or policy.model
+    chat = ChatFormat.load(model, policy.chat)
+    async with asyncio.TaskGroup() as starting:
+        engines = starting.create_task(runtime.start_engines(name, model, start.version))
+        trainer = starting.create_task(runtime.start_trainer(name, model, start.version))
+        evaluation = _evaluator_if_wanted(config, runtime, chat, environments, model, start.version)
+        evaluator = starting.create_task(evaluation)
+    if start.checkpoint is not None:
+        await trainer.result().restore(start.checkpoint)
+    router = EngineRouter(engines.result())
+    buffer = MemoryBuffer(
+        config.buffer,
+        places=config.rollout.concurrency,
+        max_attempts=config.rollout.max_attempts,
+        max_consecutive_failures=config.rollout.max_consecutive_failures,
+        sample_task=task_sampler(config, Split.TRAIN),
+        seed=config.seed,
+        versions={name: start.version},
+        frontier=start.frontier,
+        ledger=Ledger(recorder.write_ledger_line),
+        max_groups=_groups_left(config, start),
+    )
+    publisher = StagedPublisher(router, DiskTransport())
+    return RunParts(
+        config=config,
+        run=run,
+        start=start,
+        runtime=runtime,
+        policies={name: PolicyParts(trainer.result(), router, publisher)},
+        buffer=buffer,
+        runner=build_runner(config, router, chat, environments, buffer),
+        evaluator=evaluator.result(),
+        recorder=recorder,
+        observer=observer,
+    )
+
+
+async def start_evaluator(
+    config: RunConfig,
+    runtime: Runtime,
+    chat: ChatFormat,
+    environments: EnvironmentHost,
+    model: Path,
+    version: PolicyVersion,
+) -> Evaluator:
+    """An evaluator with an engine of its own. Raises ConfigError or EngineError."""
+    name = next(iter(config.policies))
+    engine = await runtime.start_evaluation_engine(name, model, version)
+    runner = build_runner(config, engine, chat, environments, NoJournal())
+    sample_task = task_sampler(config, Split.HELDOUT)
+    return Evaluator(name, engine, DiskTransport(), runner, sample_task, config.evaluation.concurrency)
+
+
+async def _evaluator_if_wanted(
+    config: RunConfig,
+    runtime: Runtime,
+    chat: ChatFormat,
+    environments: EnvironmentHost,
+    model: Path,
+    version: PolicyVersion,
+) -> Evaluator | None:
+    if not config.evaluation.is_wanted:
+        return None
+    return await start_evaluator(config, runtime, chat, environments, model, version)
+
+
+def _groups_left(config: RunConfig, start: StartPoint) -> int | None:
+    """With staleness 0 nothing is generated that no step will take, so that two runs end alike."""
+    if config.buffer.max_staleness > 0 or config.buffer.group_filter != "none":
+        return None
+    return (config.steps - start.version.step) * config.buffer.groups_per_step

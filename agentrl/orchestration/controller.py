@@ -1,0 +1,280 @@
+"""The loops of a training run: produce episodes, train on them, publish the weights, evaluate.
+
+None waits for another but through the buffer (episodes there, places back) and through two slots: the
+newest staged weights, which the publishing loop takes, and the queue of versions to be evaluated. A
+publish that takes longer than a step therefore skips versions and delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.orchestration.assembly import RunParts
+from agentrl.orchestration.evaluation import Evaluation
+from agentrl.orchestration.run_directory import Progress, RunState, RunStatus
+from agentrl.rollouts.session import session_key
+from agentrl.types.batch import WeightsManifest
+from agentrl.types.episode import Ticket
+from agentrl.types.version import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """How a run ended."""
+
+    run: Path
+    status: RunStatus
+    version: PolicyVersion
+    first_evaluation: Evaluation | None
+    last_evaluation: Evaluation | None
+    seconds: float
+    aborted_generations: int
+    regenerated_requests: int
+    max_staleness: int
+    goodput: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _EvaluationOrder:
+    """A version to be evaluated; no manifest stands for the weights that the engine started with."""
+
+    version: PolicyVersion
+    manifest: WeightsManifest | None
+    num_tasks: int
+
+
+class Controller:
+    """Runs the loops of one run over its parts.
+
+    Invariant: `version` is the trainer's; engines serve it or an older one; every checkpoint holds a
+    version and the tasks that are part of it.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._config, self._buffer, self._recorder = parts.config, parts.buffer, parts.recorder
+        self.version = parts.start.version
+        self._stop = asyncio.Event()
+        self._staged: dict[str, WeightsManifest] = {}
+        self._has_staged = asyncio.Event()
+        self._orders: asyncio.Queue[_EvaluationOrder | None] = asyncio.Queue()
+        self._pinned: set[str] = set()
+        self._evaluations: list[Evaluation] = []
+
+    async def run(self) -> RunSummary:
+        """Train to the last step, or until asked to stop.
+
+        Waits for: the training loop, then the evaluations in the queue. Unblocked by: their ends, or the
+        failure of any loop.
+
+        Raises:
+            AgentRLError: a loop failed. Of several failures the first counts.
+        """
+        started = time.monotonic()
+        self._write_state(RunStatus.RUNNING)
+        status = RunStatus.FAILED
+        with self._stopping_on_signals():
+            try:
+                async with asyncio.TaskGroup() as loops:
+                    service = [
+                        loops.create_task(self._produce(), name="produce"),
+                        loops.create_task(self._publish(), name="publish"),
+                        loops.create_task(self._parts.runtime.watch(), name="watch"),
+                    ]
+                    evaluate = loops.create_task(self._evaluate(), name="evaluate")
+                    await self._train()
+                    for task in service[:2]:
+                        task.cancel()
+                    await evaluate
+                    service[2].cancel()
+                status = RunStatus.STOPPED if self._stop.is_set() else RunStatus.FINISHED
+            except BaseExceptionGroup as group:
+                error = _first(group)
+                self._write_state(RunStatus.FAILED, str(error))
+                raise error from None
+            finally:
+                self._buffer.close()
+        self._write_state(status)
+        return self._summary(status, time.monotonic() - started)
+
+    def request_stop(self) -> None:
+        """Save a checkpoint after the step in progress and end."""
+        self._stop.set()
+
+    async def _produce(self) -> None:
+        """Start an episode whenever one is admitted.
+
+        Waits for: the buffer's admission. Unblocked by: places that come back, or cancellation at the
+        end of the run, which ends all episodes in flight.
+        """
+        async with asyncio.TaskGroup() as episodes:
+            while True:
+                ticket = await self._buffer.admit()
+                episodes.create_task(self._play(ticket), name=ticket.episode_id)
+
+    async def _play(self, ticket: Ticket) -> None:
+        """Play one episode and settle it; cut off by the end of the run, it still reaches the ledger."""
+        runner = self._parts.runner
+        record = runner.open(ticket)
+        started = time.monotonic()
+        try:
+            episode = await runner.run(record, lambda: self._buffer.release(ticket))
+        except asyncio.CancelledError:
+            cut_off = record.close(time.monotonic() - started)
+            self._buffer.ledger.dropped(cut_off, "run_ended", self.version.step)
+            raise
+        finally:
+            for agent in record.agents:
+                self._parts.policies[agent.policy].router.end_session(session_key(ticket, agent.name))
+        self._recorder.record_episode(episode)
+        await self._buffer.settle(episode)
+
+    async def _train(self) -> None:
+        """Take, step, stage; checkpoint and order evaluations when due.
+
+        Waits for: a batch. Unblocked by: the buffer, its stall deadline, or a request to stop.
+        """
+        self._order_evaluation(None, self._config.evaluation.final_tasks)
+        while self.version.step < self._config.steps and not self._stop.is_set():
+            waited_from = time.monotonic()
+            batches = await self._take()
+            if batches is None:
+                break
+            waited_s = time.monotonic() - waited_from
+            for policy, parts in self._parts.policies.items():
+                report = await parts.trainer.step(batches[policy])
+                self.version = report.version
+                await self._buffer.trained({policy: report.version})
+                await self._stage(policy, report.version)
+                self._recorder.record_step(report, batches[policy], self._buffer, waited_s)
+            if self.version.step % self._config.checkpoint.interval_steps == 0:
+                await self._checkpoint()
+        await self._checkpoint()
+        self._order_evaluation(self._newest(), self._config.evaluation.final_tasks)
+        self._orders.put_nowait(None)
+
+    async def _take(self) -> dict | None:
+        """The next batches, or None if the run is to stop before they are there."""
+        versions = dict.fromkeys(self._parts.policies, self.version)
+        take = asyncio.create_task(self._buffer.take(versions))
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({take, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return take.result() if take.done() else None
+        finally:
+            stop.cancel()
+            take.cancel()
+
+    async def _stage(self, policy: str, version: PolicyVersion) -> None:
+        trainer = self._parts.policies[policy].trainer
+        manifest = await trainer.stage(version, self._parts.run.weights(policy, version))
+        self._staged[policy] = manifest
+        self._has_staged.set()
+        interval = self._config.evaluation.interval_steps
+        if interval and version.step % interval == 0 and version.step < self._config.steps:
+            self._order_evaluation(manifest, self._config.evaluation.tasks)
+
+    async def _publish(self) -> None:
+        """Bring the newest staged weights to the engines, again and again.
+
+        Waits for: staged weights. Unblocked by: the training loop, or cancellation.
+        """
+        while True:
+            await self._has_staged.wait()
+            self._has_staged.clear()
+            for policy, manifest in list(self._staged.items()):
+                receipts = await self._parts.policies[policy].publisher.publish(manifest)
+                self._recorder.record_publish(list(receipts))
+                await self._buffer.loaded({policy: manifest.version})
+                self._prune(policy)
+
+    async def _evaluate(self) -> None:
+        """Evaluate the ordered versions, one after the other, on an engine of their own.
+
+        Waits for: orders. Unblocked by: the training loop, which puts None behind the last.
+        """
+        while (order := await self._orders.get()) is not None:
+            evaluator = self._parts.evaluator
+            if evaluator is None or order.num_tasks == 0:
+                continue
+            if order.manifest is not None:
+                await evaluator.load(order.manifest)
+                self._pinned.discard(order.manifest.path)
+            evaluation = await evaluator.run(order.version, order.num_tasks)
+            self._evaluations.append(evaluation)
+            await self._recorder.record_evaluation(evaluation)
+
+    def _order_evaluation(self, manifest: WeightsManifest | None, num_tasks: int) -> None:
+        if manifest is not None:
+            self._pinned.add(manifest.path)
+        self._orders.put_nowait(_EvaluationOrder(self.version, manifest, num_tasks))
+
+    async def _checkpoint(self) -> None:
+        """Save trainer and tasks; without a step since the start there is nothing new to save."""
+        if self.version == self._parts.start.version:
+            return
+        run = self._parts.run
+        folder = run.checkpoint(self.version.step)
+        for parts in self._parts.policies.values():
+            await parts.trainer.save(folder)
+        run.write_progress(folder, Progress(self.version, self._buffer.frontier()))
+        run.prune_checkpoints(self._config.checkpoint.keep)
+        self._write_state(RunStatus.RUNNING)
+
+    def _newest(self) -> WeightsManifest | None:
+        return next(iter(self._staged.values()), None)
+
+    def _prune(self, policy: str) -> None:
+        newest = {manifest.path for manifest in self._staged.values()}
+        keep = self._config.policies[policy].publish.keep_versions
+        self._parts.run.prune_weights(policy, keep, self._pinned | newest)
+
+    def _write_state(self, status: RunStatus, message: str = "") -> None:
+        self._parts.run.write_state(RunState(status, self.version, message))
+
+    def _summary(self, status: RunStatus, seconds: float) -> RunSummary:
+        return RunSummary(
+            run=self._parts.run.path,
+            status=status,
+            version=self.version,
+            first_evaluation=self._evaluations[0] if self._evaluations else None,
+            last_evaluation=self._evaluations[-1] if self._evaluations else None,
+            seconds=seconds,
+            aborted_generations=self._recorder.totals["aborted_generations"],
+            regenerated_requests=sum(parts.router.regenerated for parts in self._parts.policies.values()),
+            max_staleness=self._recorder.max_staleness,
+            goodput=self._buffer.ledger.goodput(),
+        )
+
+    @contextmanager
+    def _stopping_on_signals(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM stops with a checkpoint; a second one ends at once."""
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            self._parts.observer.on_phase("stopping after this step; once more to end at once")
+            self.request_stop()
+            loop.remove_signal_handler(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def _first(group: BaseExceptionGroup) -> BaseException:
+    """The first failure of a group of groups that is not a cancellation."""
+    for error in group.exceptions:
+        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if not isinstance(found, asyncio.CancelledError):
+            return found
+    return group.exceptions[0]
