@@ -10,7 +10,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -30,7 +30,9 @@ from agentrl.tokens.making import CONTROL_TOKENS, make_tokenizer, save_tokenizer
 from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.trainer.sequence import TokenSequence, supervised_sequence
+from agentrl.types.episode import StopReason
 from agentrl.types.errors import ConfigError
+from agentrl.types.task import Limits
 from agentrl.types.trajectory import build_trajectories
 from agentrl.types.version import PolicyVersion
 
@@ -38,6 +40,7 @@ _FIRST = PolicyVersion(0, 0)
 _CHECK_INTERVAL_STEPS = 50
 _SAMPLE_EPISODES = 256
 _LAST_LR_SCALE = 0.05
+_NO_LIMIT = 1 << 20
 
 
 class WarmStartObserver(Protocol):
@@ -77,10 +80,8 @@ class WarmStart:
         self._config, self._observer = config, observer
         self._work = config.output.absolute().with_name(config.output.name + ".making")
         self._definition = load_environment(config.environment.name)
-        options = self._definition.parse_options(config.environment.options)
+        self._options = self._definition.parse_options(config.environment.options)
         self._environments = build_host(config.environment, config.limits.tool_s, self._work)
-        scaffold = build_scaffold(config.scaffold)
-        self._teacher = Teacher(self._definition, options, self._environments, scaffold, config.limits.build())
 
     async def run(self) -> WarmStartReport:
         """Make or read the model, let it learn, write it to `output`.
@@ -132,7 +133,9 @@ class WarmStart:
         provisional = make_tokenizer([], [], [], 300)
         chat = ChatFormat.build(FastTokenizer(provisional, "provisional"), self._config.chat)
         expert = self._config.teacher.expert if self._config.teacher else next(iter(self._definition.experts))
-        episodes = await self._teacher.play(expert, chat, range(_SAMPLE_EPISODES), self._config.seed)
+        # The provisional tokenizer spells every byte, so the limits in tokens are not yet those of the recipe.
+        limits = replace(self._config.limits.build(), max_context_tokens=_NO_LIMIT, max_reply_tokens=_NO_LIMIT)
+        episodes = await self._teacher(limits).play(expert, chat, range(_SAMPLE_EPISODES), self._config.seed)
         texts = [chat.tokenizer.decode(t.token_ids) for e in episodes for t in build_trajectories(e)]
         fixed = _fixed_texts(texts)
         corpus = [_without(text, fixed) for text in texts]
@@ -180,11 +183,22 @@ class WarmStart:
             self._observer.on_progress(step, last, f"loss {loss:.3f} nats a token, excess {excess:.2f} nats an episode")
         return step, loss, excess
 
+    def _teacher(self, limits: Limits) -> Teacher:
+        scaffold = build_scaffold(self._config.scaffold)
+        return Teacher(self._definition, self._options, self._environments, scaffold, limits)
+
     async def _transcripts(self, expert: str, chat: ChatFormat, ordinals: range) -> list[TokenSequence]:
         def tell(done: int) -> None:
             self._observer.on_progress(done, len(ordinals), f"expert '{expert}'")
 
-        episodes = await self._teacher.play(expert, chat, ordinals, self._config.seed, on_episode=tell)
+        teacher = self._teacher(self._config.limits.build())
+        episodes = await teacher.play(expert, chat, ordinals, self._config.seed, on_episode=tell)
+        cut_off = next((e for e in episodes if e.stop_reason is not StopReason.ANSWERED), None)
+        if cut_off is not None:
+            raise ConfigError(
+                f"episode {cut_off.episode_id} of expert '{expert}' ended by {cut_off.stop_reason} after "
+                f"{cut_off.num_tokens} tokens; raise the limits of the recipe"
+            )
         return [supervised_sequence(t) for episode in episodes for t in build_trajectories(episode)]
 
 
