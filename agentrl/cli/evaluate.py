@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.cli.loop import run_async
 from agentrl.cli.train import OverridesArgument
 
 
@@ -34,7 +34,7 @@ def evaluate(
         config = load_run_config(target, overrides or [])
         model = next(iter(config.policies.values())).model
     with RunProgress() as progress:
-        evaluation = asyncio.run(evaluate_model(config, model, tasks, progress.on_progress))
+        evaluation = run_async(evaluate_model(config, model, tasks, progress.on_progress))
         progress.on_evaluation(evaluation)
         if evaluation.num_failed:
             progress.console.print(f"  {evaluation.num_failed} episodes failed and are not in the mean")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.cli.loop import run_async
 
 if TYPE_CHECKING:
     from agentrl.orchestration.controller import RunSummary
@@ -39,5 +39,5 @@ def _run(launch) -> None:
     from agentrl.cli.progress import RunProgress, print_summary
 
     with RunProgress() as progress:
-        summary: RunSummary = asyncio.run(launch(progress))
+        summary: RunSummary = run_async(launch(progress))
     print_summary(summary)

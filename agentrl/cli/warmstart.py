@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from agentrl.cli.errors import reported
+from agentrl.cli.loop import run_async
 from agentrl.cli.train import OverridesArgument, RecipeArgument
 
 
@@ -17,7 +16,7 @@ def warmstart(recipe: RecipeArgument, overrides: OverridesArgument = None) -> No
 
     config = load_warmstart_config(recipe, overrides or [])
     with PhaseProgress() as progress:
-        report = asyncio.run(WarmStart(config, progress).run())
+        report = run_async(WarmStart(config, progress).run())
         progress.console.print(
             f"[green]{report.output}[/green]: {report.parameters:,} parameters, {report.steps} steps, "
             f"{report.excess_nats:.2f} nats an episode above a perfect pupil, {report.seconds:.0f} s"

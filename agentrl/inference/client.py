@@ -12,6 +12,7 @@ import httpx
 import orjson
 
 from agentrl.inference.config import ClientConfig
+from agentrl.inference.transport import LaneTransport
 from agentrl.inference.wire import generation_body, parse_generation
 from agentrl.types.batch import Receipt
 from agentrl.types.errors import Boundary, EngineError, EpisodeError
@@ -40,7 +41,7 @@ class EngineClient:
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={**headers, "content-type": "application/json"},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            transport=LaneTransport(),
             timeout=httpx.Timeout(None, connect=config.connect_s),
             trust_env=False,
         )
