@@ -19,8 +19,9 @@ from agentrl.orchestration.assembly import RunParts
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.run_directory import Progress, RunState, RunStatus
 from agentrl.rollouts.session import session_key
-from agentrl.types.batch import WeightsManifest
+from agentrl.types.batch import TrainBatch, WeightsManifest
 from agentrl.types.episode import Ticket
+from agentrl.types.errors import StalledError
 from agentrl.types.version import PolicyVersion
 
 
@@ -148,6 +149,7 @@ class Controller:
                 break
             waited_s = time.monotonic() - waited_from
             for policy, parts in self._parts.policies.items():
+                self._check_has_tokens(batches[policy])
                 report = await parts.trainer.step(batches[policy])
                 self.version = report.version
                 await self._buffer.trained({policy: report.version})
@@ -170,6 +172,15 @@ class Controller:
         finally:
             stop.cancel()
             take.cancel()
+
+    def _check_has_tokens(self, batch: TrainBatch) -> None:
+        """A batch without a single sampled token would train nothing for ever, without a word."""
+        if any(episode.trajectories for episode in batch.episodes) and not batch.num_sampled_tokens:
+            limit = self._config.rollout.limits.max_context_tokens
+            raise StalledError(
+                f"no episode of the step after version {batch.version} has a sampled token: the first prompts do not "
+                f"fit into rollout.limits.max_context_tokens = {limit}; raise it"
+            )
 
     async def _stage(self, policy: str, version: PolicyVersion) -> None:
         trainer = self._parts.policies[policy].trainer

@@ -155,7 +155,7 @@ def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
     sampled = sum(int(t.trajectory.sampled.sum()) for t in views)
     rewards = [e.reward for e in batch.episodes]
     return {
-        "buffer/staleness_max_steps": float(max((int(t.staleness.max(initial=0)) for t in views), default=0)),
+        "buffer/staleness_max_steps": float(max((t.staleness[t.loss_mask].max(initial=0) for t in views), default=0)),
         "buffer/staleness_mean_steps": sum(float(t.staleness[t.trajectory.sampled].sum()) for t in views)
         / max(sampled, 1),
         "buffer/masked_fraction": 1 - batch.num_trained_tokens / max(sampled, 1),

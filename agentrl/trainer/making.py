@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.utils.logging import disable_progress_bar
 
 from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.trainer.config import ModelShape
@@ -32,6 +34,7 @@ def make_model(shape: ModelShape, folder: Path, seed: int) -> int:
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
     model = Qwen3ForCausalLM(config)
+    disable_progress_bar()
     model.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -42,16 +45,20 @@ def convert_gguf(file: Path, folder: Path) -> int:
     Raises:
         ConfigError: the file is missing, or the package that reads it is.
     """
+    if not file.is_file():
+        raise ConfigError(f"no GGUF file at {file}")
+    disable_progress_bar()
+    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     try:
-        from transformers import GgufConfig
-
-        source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-        model = AutoModelForCausalLM.from_pretrained(
-            **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-        )
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**source), dtype=torch.float32)
+        # from_pretrained does the same, but only where accelerate is installed.
+        read = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model, torch_dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**source)
     except ImportError as error:
         raise ConfigError(f"{file} cannot be read: {error}; pip install 'agentrl[smollm2]'") from error
+    model.load_state_dict(read["tensors"], strict=not model.config.tie_word_embeddings, assign=True)
+    model.tie_weights()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())

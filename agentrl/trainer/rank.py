@@ -46,7 +46,7 @@ class TrainerRank:
         self._config = TrainerConfig.model_validate(spec.trainer)
         self._algorithm = AlgorithmConfig.model_validate(spec.algorithm)
         self._version = spec.version
-        self._is_fresh = True
+        self._is_unproven = True
         torch.set_num_threads(self._config.threads)
         torch.manual_seed(0)
         if self._config.device == "cuda":
@@ -77,9 +77,9 @@ class TrainerRank:
         if sequences:
             temperature = self._spec.temperature
             metrics = run_step(
-                self._policy, self._optimizer, sequences, self._algorithm, self._config, temperature, self._is_fresh
+                self._policy, self._optimizer, sequences, self._algorithm, self._config, temperature, self._is_unproven
             )
-            self._is_fresh = False
+            self._is_unproven = metrics["trainer/fresh_tokens"] == 0
         seconds = time.monotonic() - started
         metrics["time/train_step_s"] = seconds
         metrics["trainer/tokens_per_s"] = sum(len(s.token_ids) for s in sequences) / seconds

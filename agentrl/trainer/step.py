@@ -53,7 +53,8 @@ def run_step(
 ) -> dict[str, float]:
     """Update the policy once; every rank calls it with the same sequences.
 
-    A gate step, the first on fresh weights, compares trainer and engine before it changes anything.
+    A gate step, the first with tokens that these very weights sampled, compares trainer and engine before it
+    changes anything.
 
     Returns:
         Metrics named ``trainer/quantity_unit``, equal on all ranks.
@@ -152,6 +153,7 @@ def _metrics(totals: dict[str, float], norm: float) -> dict[str, float]:
         "trainer/rejected_fraction": totals["rejected"] / tokens,
         "trainer/effective_fraction": totals["weight"] ** 2 / (tokens * max(totals["weight_squared"], 1e-12)),
         "trainer/kl_k3_nats": totals["k3"] / tokens,
+        "trainer/fresh_tokens": totals["fresh"],
         "trainer/fresh_gap_mean_nats": totals["abs_gap"] / max(totals["fresh"], 1.0),
         "trainer/fresh_gap_max_nats": totals["max_fresh_gap"],
     }

@@ -52,6 +52,11 @@ class TrainBatch:
     episodes: tuple[TrainEpisode, ...]
 
     @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that policies drew, in the loss or not."""
+        return int(sum(t.trajectory.sampled.sum() for e in self.episodes for t in e.trajectories))
+
+    @property
     def num_trained_tokens(self) -> int:
         """Tokens that enter the loss."""
         masks = (t.loss_mask for e in self.episodes for t in e.trajectories)

