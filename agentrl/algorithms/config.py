@@ -13,6 +13,7 @@ class PpoConfig(ConfigModel):
     """PPO-clip (arXiv 1707.06347, eq. 7) with the higher upper clip of DAPO (arXiv 2503.14476)."""
 
     kind: Literal["ppo"] = "ppo"
+    """PPO-clip."""
     clip_low: Annotated[float, Field(gt=0)] = 0.2
     """Ratio may fall to 1 - clip_low before the gradient stops."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
@@ -26,6 +27,7 @@ class CispoConfig(ConfigModel):
     """CISPO (arXiv 2506.13585, eq. 4): clips the weight, never the gradient."""
 
     kind: Literal["cispo"] = "cispo"
+    """CISPO."""
     clip_low: Annotated[float, Field(gt=0)] = 1.0
     """Weight is at least 1 - clip_low; 1 leaves no lower bound, as its authors do."""
     clip_high: Annotated[float, Field(gt=0)] = 4.0
@@ -36,6 +38,7 @@ class DppoConfig(ConfigModel):
     """DPPO with a binary total-variation trust region (arXiv 2602.04879) and a small quadratic KL."""
 
     kind: Literal["dppo"] = "dppo"
+    """DPPO."""
     threshold: Annotated[float, Field(gt=0)] = 0.2
     """A token leaves the loss once its probability moved this far in the advantage's direction."""
     kl_weight: Annotated[float, Field(ge=0)] = 1e-3
@@ -49,12 +52,14 @@ class NoCorrectionConfig(ConfigModel):
     """Tokens count as if the policy that is trained had sampled them."""
 
     kind: Literal["none"] = "none"
+    """No correction."""
 
 
 class TisConfig(ConfigModel):
     """Truncated importance sampling: weight min(exp d, cap), detached."""
 
     kind: Literal["tis"] = "tis"
+    """Truncated importance sampling."""
     level: Literal["token", "turn", "sequence"] = "token"
     """Over what d is summed: single tokens, an agent's turns (variance bounded by the turn), or all."""
     cap: Annotated[float, Field(gt=0)] = 2.0
@@ -65,6 +70,7 @@ class IcePopConfig(ConfigModel):
     """IcePop: weight exp d where it lies within bounds, 0 elsewhere; counted as masked."""
 
     kind: Literal["icepop"] = "icepop"
+    """IcePop."""
     low: Annotated[float, Field(gt=0)] = 0.5
     """Smallest weight that is kept."""
     high: Annotated[float, Field(gt=0)] = 5.0

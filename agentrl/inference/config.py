@@ -26,6 +26,7 @@ class EmbeddedEngineConfig(ConfigModel):
     """Engines that the run starts on this machine."""
 
     kind: Literal["embedded"] = "embedded"
+    """Started by the run."""
     count: Annotated[int, Field(gt=0)] = 1
     """Engine processes of the policy."""
     threads: Annotated[int, Field(gt=0)] = 1
@@ -40,6 +41,7 @@ class AttachedEngineConfig(ConfigModel):
     """Engines that run already, SGLang or embedded."""
 
     kind: Literal["attached"] = "attached"
+    """Found running."""
     urls: Annotated[list[str], Field(min_length=1)]
     """Base addresses, such as ``http://10.0.0.5:30000``."""
     token_variable: str | None = None
