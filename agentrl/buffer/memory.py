@@ -261,10 +261,8 @@ class MemoryBuffer:
 
     def _may_take(self, step: int) -> bool:
         config = self._config
-        if len(self._ready) < config.groups_per_step:
-            return False
-        if config.staleness != "wait":
-            return True
+        if len(self._ready) < config.groups_per_step or config.staleness != "wait":
+            return len(self._ready) >= config.groups_per_step
         chosen = self._oldest_ready()
         outstanding: dict[int, int] = {}
         for group in [*self._groups.values(), *(g for g in self._ready if g not in chosen)]:
