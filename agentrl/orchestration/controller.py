@@ -82,18 +82,7 @@ class Controller:
         status = RunStatus.FAILED
         with self._stopping_on_signals():
             try:
-                async with asyncio.TaskGroup() as loops:
-                    service = [
-                        loops.create_task(self._produce(), name="produce"),
-                        loops.create_task(self._publish(), name="publish"),
-                        loops.create_task(self._parts.runtime.watch(), name="watch"),
-                    ]
-                    evaluate = loops.create_task(self._evaluate(), name="evaluate")
-                    await self._train()
-                    for task in service[:2]:
-                        task.cancel()
-                    await evaluate
-                    service[2].cancel()
+                await self._run_loops()
                 status = RunStatus.STOPPED if self._stop.is_set() else RunStatus.FINISHED
             except BaseExceptionGroup as group:
                 error = _first(group)
@@ -107,6 +96,21 @@ class Controller:
     def request_stop(self) -> None:
         """Save a checkpoint after the step in progress and end."""
         self._stop.set()
+
+    async def _run_loops(self) -> None:
+        """Waits for: training and evaluation. Unblocked by: their ends, or the failure of any loop."""
+        async with asyncio.TaskGroup() as loops:
+            service = [
+                loops.create_task(self._produce(), name="produce"),
+                loops.create_task(self._publish(), name="publish"),
+                loops.create_task(self._parts.runtime.watch(), name="watch"),
+            ]
+            evaluate = loops.create_task(self._evaluate(), name="evaluate")
+            await self._train()
+            for task in service[:2]:
+                task.cancel()
+            await evaluate
+            service[2].cancel()
 
     async def _produce(self) -> None:
         """Start an episode whenever one is admitted.
