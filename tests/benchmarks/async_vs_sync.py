@@ -184,6 +184,7 @@ class Result:
 
 
 def run_config(model: Path, folder: Path, policy: str, max_staleness: int, steps: int, seed: int) -> RunConfig:
+    buffer = {"group_size": 4, "groups_per_step": 8, "max_staleness": max_staleness, "staleness": policy}
     return RunConfig.model_validate(
         {
             "name": f"{policy}-{max_staleness}",
@@ -196,13 +197,7 @@ def run_config(model: Path, folder: Path, policy: str, max_staleness: int, steps
                 "concurrency": PLACES,
                 "limits": {"max_context_tokens": 1 << 20, "max_reply_tokens": 1 << 20, "total_s": 1e6},
             },
-            "buffer": {
-                "group_size": 4,
-                "groups_per_step": 8,
-                "max_staleness": max_staleness,
-                "staleness": policy,
-                "stall_s": 1e6,
-            },
+            "buffer": {**buffer, "stall_s": 1e6},
             "evaluation": {"interval_steps": 0, "final_tasks": 0},
             "checkpoint": {"interval_steps": 1_000_000},
         }
