@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+# Where each heavy dependency may be imported at all: prefixes of module names.
+HOMES = {
+    "torch": (
+        "agentrl.trainer",
+        "agentrl.engine",
+        "agentrl.algorithms",
+        "agentrl.weights",
+        "agentrl.inference.checksum",
+        "agentrl.cli.doctor",  # reports the hardware; lazily
+    ),
+    "transformers": ("agentrl.tokens", "agentrl.trainer", "agentrl.engine"),
+    "fastapi": ("agentrl.engine",),
+    "uvicorn": ("agentrl.engine",),
+    "httpx": ("agentrl.inference",),
+    "httptools": ("agentrl.inference",),
+    "renderers": ("agentrl.tokens",),
+    "tokenizers": ("agentrl.tokens",),
+    "matplotlib": ("agentrl.telemetry",),
+    "tensorboardX": ("agentrl.telemetry",),
+    "typer": ("agentrl.cli",),
+    "rich": ("agentrl.cli",),
+    "ray": (),
+    "docker": (),
+}
+LIGHT_MODULES = ("agentrl.config", "agentrl.orchestration.config", "agentrl.cli.main")
+TOO_HEAVY = ("torch", "transformers", "fastapi", "httpx", "matplotlib", "renderers", "tokenizers")
+PROBE = """
+import importlib, json, sys
+found = {}
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+    found[name] = [heavy for heavy in json.loads(sys.argv[2]) if heavy in sys.modules]
+print(json.dumps(found))
+"""
+
+
+def test_each_heavy_dependency_stays_in_its_home(modules):
+    strays = []
+    for module in modules:
+        for entry in module.imports:
+            homes = HOMES.get(entry.target.split(".")[0])
+            if homes is not None and not _is_in(module.name, homes):
+                strays.append(f"{module.where}:{entry.line} imports {entry.target}")
+    assert not strays, "\n".join(strays)
+
+
+def test_commands_load_heavy_dependencies_only_when_they_run(platform):
+    for module in (m for m in platform if m.package == "cli"):
+        for entry in module.imports:
+            is_heavy = entry.target.split(".")[0] in TOO_HEAVY
+            assert not is_heavy or entry.is_lazy or entry.is_typing, f"{module.where}:{entry.line}"
+
+
+def test_help_and_configuration_load_nothing_heavy():
+    arguments = [json.dumps(LIGHT_MODULES), json.dumps(TOO_HEAVY)]
+    probe = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=True)
+    assert json.loads(probe.stdout) == {name: [] for name in LIGHT_MODULES}
+
+
+def _is_in(name: str, homes: tuple[str, ...]) -> bool:
+    return any(name == home or name.startswith(f"{home}.") for home in homes)
