@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_TOP_K = 4096
+_GREEDY_BELOW = 1e-6
+_SEED_LIMIT = 2**63
 _SAMPLING_KEYS = {
     "max_new_tokens", "temperature", "top_k", "top_p", "stop_token_ids", "ignore_eos", "sampling_seed", "n",
 }  # fmt: skip
@@ -39,8 +42,8 @@ class DrawParams:
             )
         if values.get("n", 1) != 1:
             raise BadRequestError("n > 1 is not served; send a batch of equal prompts instead")
-        stop = values.get("stop_token_ids") or ()
-        if not all(isinstance(token, int) for token in stop):
+        stop = values.get("stop_token_ids") or []
+        if not isinstance(stop, list) or not all(type(token) is int for token in stop):
             raise BadRequestError("stop_token_ids must be a list of integers")
         params = cls(
             max_new_tokens=_number(values, "max_new_tokens", 128, int),
@@ -52,7 +55,9 @@ class DrawParams:
         )
         if params.max_new_tokens < 0 or params.temperature < 0 or not 0 < params.top_p <= 1:
             raise BadRequestError("max_new_tokens and temperature must be at least 0, top_p above 0 and at most 1")
-        return params
+        if not -_SEED_LIMIT <= params.seed < _SEED_LIMIT:
+            raise BadRequestError(f"sampling_seed must fit into 64 bits with sign, got {params.seed}")
+        return params if params.temperature >= _GREEDY_BELOW else replace(params, temperature=0.0)
 
     @property
     def truncates(self) -> bool:
@@ -125,7 +130,8 @@ def _number(values: dict[str, Any], key: str, default: Any, kind: type) -> Any:
     value = values.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and value != int(value)):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or (kind is int and value != int(value)):
         raise BadRequestError(
             f"sampling_params.{key} must be {'an integer' if kind is int else 'a number'}, got {value!r}"
         )

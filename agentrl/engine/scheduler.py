@@ -174,6 +174,7 @@ class Scheduler:
         if request.score_from is not None:
             reusable = 0
             self.slots.lengths[slot] = 0
+            request.prompt_logprobs.clear()
         if reusable and source != slot:
             self.model.cache.copy_prefix(source, slot, reusable)
         request.slot, request.cached_tokens = slot, reusable
