@@ -23,29 +23,29 @@ class GenerationService:
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
 
-    async def generate(self, body: dict[str, Any]) -> Any:
+    async def generate(self, body: dict[str, Any], hangup: asyncio.Task[None]) -> Any:
         """One answer, or a list of them for a batch.
 
-        Waits for: all requests of the body. Unblocked by: their end, by whatever cause.
+        Waits for: all requests of the body. Unblocked by: their end, by whatever cause; `hangup`, which
+        is done when the client is gone, aborts them.
 
         Raises:
             BadRequestError: the body does not fit; nothing was scheduled.
         """
-        requests, is_batch = self._parse(body)
-        self._submit(requests)
         try:
+            requests, is_batch = self._parse(body)
+            self._submit(requests, hangup)
             for request in requests:
                 await request.done.wait()
-        except asyncio.CancelledError:
-            self._withdraw(requests)
-            raise
+        finally:
+            hangup.cancel()
         answers = [_answer(request) for request in requests]
         return answers if is_batch else answers[0]
 
-    async def stream(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def stream(self, body: dict[str, Any], hangup: asyncio.Task[None]) -> AsyncIterator[bytes]:
         """Server-sent events, each with all output so far; ends with ``[DONE]``.
 
-        Waits for: the next token. Unblocked by: it, or the request's end.
+        Waits for: the next token. Unblocked by: it, or the request's end; `hangup` aborts it.
         """
         try:
             requests, is_batch = self._parse(body)
@@ -54,8 +54,9 @@ class GenerationService:
             request = requests[0]
             changed = asyncio.Event()
             request.on_change = changed.set
-            self._submit(requests)
+            self._submit(requests, hangup)
         except BadRequestError as error:
+            hangup.cancel()
             yield _event({"error": {"message": str(error)}})
             return
         try:
@@ -63,18 +64,18 @@ class GenerationService:
                 await changed.wait()
                 changed.clear()
                 yield _event(_answer(request))
-        except asyncio.CancelledError:
-            self._withdraw(requests)
-            raise
+        finally:
+            hangup.cancel()
         yield b"data: [DONE]\n\n"
 
-    def _submit(self, requests: list[Request]) -> None:
+    def _submit(self, requests: list[Request], hangup: asyncio.Task[None]) -> None:
         for number, request in enumerate(requests):
             try:
                 self._scheduler.submit(request)
             except BadRequestError:
                 self._withdraw(requests[:number])
                 raise
+        hangup.add_done_callback(lambda _: self._withdraw(requests))
 
     def _withdraw(self, requests: list[Request]) -> None:
         """Nobody waits for these any more."""
@@ -89,7 +90,7 @@ class GenerationService:
         is_batch = isinstance(prompts[0], list)
         prompts = prompts if is_batch else [prompts]
         rids = body.get("rid") or [secrets.token_hex(16) for _ in prompts]
-        rids = [rids] if isinstance(rids, str) else rids
+        rids = rids if isinstance(rids, list) else [rids]
         sampling = body.get("sampling_params") or {}
         samplings = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
         if len(rids) != len(prompts) or len(samplings) != len(prompts):
@@ -120,8 +121,9 @@ class GenerationService:
             raise BadRequestError("input_ids must be flat lists of integers") from None
         if ids.dtype.kind != "i" or ids.ndim != 1:
             raise BadRequestError("input_ids must be flat lists of integers")
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
-            raise BadRequestError(f"an input id lies outside the vocabulary of {self._vocab_size}: {ids.max()}")
+        outside = ids[(ids < 0) | (ids >= self._vocab_size)]
+        if len(outside):
+            raise BadRequestError(f"input id {outside[0]} lies outside the vocabulary of {self._vocab_size}")
 
 
 def _answer(request: Request) -> dict[str, Any]:

@@ -181,9 +181,10 @@ def build_app(options: EngineOptions) -> FastAPI:
     async def generate(http: HttpRequest) -> Response:
         try:
             body = await _read_body(http)
+            hangup = asyncio.create_task(_wait_for_hangup(http))
             if body.get("stream"):
-                return StreamingResponse(server.generation.stream(body), media_type="text/event-stream")
-            return _json(await server.generation.generate(body))
+                return StreamingResponse(server.generation.stream(body, hangup), media_type="text/event-stream")
+            return _json(await server.generation.generate(body, hangup))
         except BadRequestError as error:
             return _json({"error": {"message": str(error)}}, 400)
 
@@ -204,6 +205,12 @@ def build_app(options: EngineOptions) -> FastAPI:
     app.add_api_route("/health", lambda: {"status": "ok"}, methods=["GET"])
     app.add_api_route("/v1/models", lambda: _models(options), methods=["GET"])
     return app
+
+
+async def _wait_for_hangup(http: HttpRequest) -> None:
+    """Waits for: the client to close the connection. Unblocked by: that, or the end of the answer."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _models(options: EngineOptions) -> dict[str, Any]:
