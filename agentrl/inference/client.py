@@ -69,7 +69,7 @@ class EngineClient:
             raise EpisodeError(Boundary.ENGINE, "unreachable", message) from error
         if response.status_code != 200:
             raise EpisodeError(Boundary.ENGINE, "refused", f"{self.name}: {_error_text(response)}")
-        return parse_generation(orjson.loads(response.content), request)
+        return parse_generation(_decoded(response), request)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probabilities of tokens 1 to n-1 at temperature 1. Raises EngineError."""
@@ -80,7 +80,10 @@ class EngineClient:
             "logprob_start_len": 0,
         }
         answer = await self._control("/generate", body, self._config.generate_s)
-        return [entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]
+        try:
+            return [float(entry[0]) for entry in answer["meta_info"]["input_token_logprobs"][1:]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineError(f"engine {self.name}: /generate scored what is no number: {error}") from error
 
     async def pause(self) -> int:
         """Stop generating in the configured mode; returns how many requests that interrupted."""
@@ -115,7 +118,10 @@ class EngineClient:
         start = time.monotonic()
         info = await self.model_info()
         answer = await self._control("/weights_checker", {"action": "checksum"}, self._config.load_s)
-        version = PolicyVersion.parse(info["weight_version"])
+        try:
+            version = PolicyVersion.parse(info["weight_version"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineError(f"engine {self.name}: /model_info names no policy version: {error}") from error
         return Receipt(self.name, version, answer.get("checksums", {}), time.monotonic() - start, 0)
 
     async def model_info(self) -> dict[str, Any]:
@@ -144,7 +150,10 @@ class EngineClient:
     def _checked(self, path: str, response: httpx.Response) -> dict[str, Any]:
         if response.status_code != 200:
             raise EngineError(f"engine {self.name}: {path}: {_error_text(response)}")
-        return orjson.loads(response.content) if response.content else {}
+        answer = _decoded(response) if response.content else {}
+        if not isinstance(answer, dict):
+            raise EngineError(f"engine {self.name}: {path}: no JSON object but {response.text[:300]}")
+        return answer
 
     async def _post(self, path: str, body: bytes, deadline_s: float) -> httpx.Response:
         async with asyncio.timeout(deadline_s):
@@ -156,11 +165,18 @@ class EngineClient:
             await self._post("/abort_request", orjson.dumps({"rid": rid}), self._config.control_s)
 
 
-def _error_text(response: httpx.Response) -> str:
+def _decoded(response: httpx.Response) -> Any:
+    """The JSON of an answer, None if it is none."""
     try:
-        body = orjson.loads(response.content)
+        return orjson.loads(response.content)
     except orjson.JSONDecodeError:
-        return f"HTTP {response.status_code}: {response.text[:300]}"
+        return None
+
+
+def _error_text(response: httpx.Response) -> str:
+    body = _decoded(response)
+    if body is None:
+        return f"HTTP {response.status_code}: {response.text[:300]}".rstrip(": ")
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message", error) if isinstance(error, dict) else error
     return f"HTTP {response.status_code}: {message}"

@@ -54,18 +54,18 @@ def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
             logprobs, kept = [entry[0] for entry in meta["output_token_logprobs"]], None
         versions = _parse_spans(meta, "weight_versions", len(token_ids))
         kv_versions = _parse_spans(meta, "kv_versions", len(token_ids)) if "kv_versions" in meta else versions
-    except (KeyError, TypeError, ValueError) as error:
+        generation = Generation(
+            token_ids=token_ids,
+            logprobs=np.asarray(logprobs, np.float32),
+            versions=versions,
+            kv_versions=kv_versions,
+            finish=finish,
+            kept_tokens=kept,
+            cached_tokens=int(meta.get("cached_tokens", 0)),
+        )
+        _check_alignment(generation)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise EpisodeError(Boundary.CONTRACT, "engine.answer", f"{type(error).__name__}: {error}") from error
-    generation = Generation(
-        token_ids=token_ids,
-        logprobs=np.asarray(logprobs, np.float32),
-        versions=versions,
-        kv_versions=kv_versions,
-        finish=finish,
-        kept_tokens=kept,
-        cached_tokens=int(meta.get("cached_tokens", 0)),
-    )
-    _check_alignment(generation)
     return generation
 
 
