@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from engine_server import EngineCalls, finish_of, logprobs_of
+
+PROMPT = [20, 31, 42, 53, 64, 75, 86]
+LONG = {"max_new_tokens": 250, "temperature": 0, "ignore_eos": True}
+
+
+async def test_a_pause_by_abort_returns_partial_outputs_at_once(engine: EngineCalls) -> None:
+    tasks = [engine.start(PROMPT, f"paused-away-{n:04d}", **LONG) for n in range(2)]
+    await engine.wait_for(running=2)
+    await asyncio.sleep(0.05)
+    await engine.ok("/pause_generation", mode="abort")
+    answers = await asyncio.gather(*tasks)
+    assert {finish_of(answer) for answer in answers} == {"abort"}
+    assert all(0 < len(answer["output_ids"]) < 250 for answer in answers)
+
+
+async def test_abort_is_the_default_and_counts_what_it_interrupted(embedded: EngineCalls) -> None:
+    tasks = [embedded.start(PROMPT, f"counted-{n:04d}", **LONG) for n in range(8)]
+    await embedded.wait_for(running=6, waiting=2)
+    assert (await embedded.ok("/pause_generation"))["num_paused_requests"] == 8
+    assert (await embedded.ok("/pause_generation"))["num_paused_requests"] == 0
+    assert {finish_of(answer) for answer in await asyncio.gather(*tasks)} == {"abort"}
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_a_paused_request_goes_on_as_if_nothing_had_happened(engine: EngineCalls, mode: str) -> None:
+    undisturbed = await engine.generate(PROMPT, **LONG)
+    task = engine.start(PROMPT, "goes-on-later-0001", **LONG)
+    await engine.wait_for(running=1)
+    await asyncio.sleep(0.05)
+    await engine.ok("/pause_generation", mode=mode)
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    await engine.ok("/continue_generation")
+    answer = await task
+    assert answer["output_ids"] == undisturbed["output_ids"]
+    assert logprobs_of(answer) == pytest.approx(logprobs_of(undisturbed), abs=1e-4)
+    assert finish_of(answer) == "length"
+    assert answer["meta_info"]["num_retractions"] == (1 if mode == "retract" else 0)
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_sampled_requests_of_a_full_engine_survive_a_pause_with_their_seeds(
+    embedded: EngineCalls, mode: str
+) -> None:
+    def start(number: int) -> asyncio.Task:
+        sampling = {"max_new_tokens": 60, "sampling_seed": number, "ignore_eos": True, "logprob_start_len": 0}
+        return embedded.start([10 + number] * (70 + number), **sampling)
+
+    before = await asyncio.gather(*(start(n) for n in range(9)))
+    tasks = [start(n) for n in range(9)]
+    for _ in range(3):
+        await asyncio.sleep(0.03)
+        await embedded.ok("/pause_generation", mode=mode)
+        await embedded.ok("/continue_generation")
+    for old, new in zip(before, await asyncio.gather(*tasks), strict=True):
+        assert new["output_ids"] == old["output_ids"]
+        prompts = [[entry[0] for entry in a["meta_info"]["input_token_logprobs"][1:]] for a in (old, new)]
+        assert prompts[1] == pytest.approx(prompts[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+async def test_requests_that_come_during_a_pause_wait_for_its_end(engine: EngineCalls, mode: str) -> None:
+    await engine.ok("/pause_generation", mode=mode)
+    task = engine.start(PROMPT, max_new_tokens=4, ignore_eos=True)
+    await asyncio.sleep(0.2)
+    assert not task.done()
+    await engine.ok("/continue_generation")
+    assert len((await task)["output_ids"]) == 4
+
+
+async def test_pausing_and_continuing_twice_is_no_error(engine: EngineCalls) -> None:
+    for path in ("/pause_generation", "/pause_generation", "/continue_generation", "/continue_generation"):
+        assert (await engine.ok(path))["status"] == "ok"
+    assert len((await engine.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
+
+
+async def test_the_cache_cannot_be_flushed_under_frozen_requests(engine: EngineCalls) -> None:
+    task = engine.start(PROMPT, "holds-its-cache-0001", **LONG)
+    await engine.wait_for(running=1)
+    await engine.ok("/pause_generation", mode="in_place")
+    assert (await engine.post("/flush_cache")).status_code == 400
+    await engine.ok("/continue_generation")
+    assert finish_of(await task) == "length"
+    assert (await engine.post("/flush_cache")).status_code == 200
+    again = await engine.generate(PROMPT, max_new_tokens=1)
+    assert again["meta_info"]["cached_tokens"] == 0
+
+
+async def test_a_paused_engine_still_says_that_it_is_well(embedded: EngineCalls) -> None:
+    await embedded.ok("/pause_generation", mode="retract")
+    assert (await embedded.http.get("/health")).status_code == 200
+    assert (await embedded.info())["paused"] == "retract"
+
+
+async def test_an_engine_describes_itself(engine: EngineCalls) -> None:
+    info = await engine.info()
+    assert info["weight_version"] == "0.0"
+    assert info["is_generation"] is True
+    assert (await engine.http.get("/health")).status_code == 200
+    models = (await engine.http.get("/v1/models")).json()
+    assert len(models["data"]) == 1

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from engine_server import EngineCalls, Reference, finish_of, logprobs_of, pickled, spans_of
+from safetensors.torch import load_file
+
+from agentrl.inference.checksum import tensor_checksum
+
+PROMPT = [20, 31, 42, 53, 64, 75, 86]
+LONG = {"max_new_tokens": 200, "ignore_eos": True}
+
+
+@pytest.fixture
+async def warm(engine: EngineCalls) -> EngineCalls:
+    """An engine with the prompt's KV in its cache, made under the first weights."""
+    await engine.generate(PROMPT, max_new_tokens=5, ignore_eos=True)
+    return engine
+
+
+async def _start_long(engine: EngineCalls, **more: object) -> asyncio.Task:
+    task = engine.start(PROMPT, "long-request-0001", **LONG, **more)
+    await engine.wait_for(running=1)
+    await asyncio.sleep(0.1)
+    return task
+
+
+async def _check_new_weights(engine: EngineCalls, reference: Reference, version: str) -> None:
+    answer = await engine.generate(PROMPT, max_new_tokens=10, ignore_eos=True)
+    assert spans_of(answer) == [(version, 0, 10)]
+    expected = reference.sampled(engine.server.other_model, PROMPT, answer["output_ids"])
+    assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
+
+
+async def test_weights_from_disk_are_served_at_once_without_stale_cache(
+    warm: EngineCalls, reference: Reference
+) -> None:
+    answer = await warm.load(warm.server.other_model, "0.1")
+    assert answer["success"] is True
+    assert (await warm.info())["weight_version"] == "0.1"
+    await _check_new_weights(warm, reference, "0.1")
+
+
+async def test_a_load_that_keeps_the_cache_does_not_reuse_it_for_new_requests(
+    embedded: EngineCalls, reference: Reference
+) -> None:
+    await embedded.generate(PROMPT, max_new_tokens=5, ignore_eos=True)
+    await embedded.load(embedded.server.other_model, "0.1", flush_cache=False)
+    answer = await embedded.generate(PROMPT, max_new_tokens=1)
+    assert answer["meta_info"]["cached_tokens"] == 0
+    await _check_new_weights(embedded, reference, "0.1")
+
+
+async def test_weights_from_tensors_arrive_in_buckets_and_the_last_names_the_version(
+    warm: EngineCalls, reference: Reference
+) -> None:
+    tensors = list(load_file(warm.server.other_model / "model.safetensors").items())
+    await warm.ok("/pause_generation", mode="abort")
+    await warm.ok("/begin_weight_update")
+    for bucket in (tensors[:5], tensors[5:9]):
+        body = {"serialized_named_tensors": [pickled(bucket)], "flush_cache": False}
+        await warm.ok("/update_weights_from_tensor", **body)
+    assert (await warm.info())["weight_version"] == "0.0"
+    body = {"serialized_named_tensors": [pickled(tensors[9:])], "weight_version": "0.1"}
+    await warm.ok("/update_weights_from_tensor", **body)
+    await warm.ok("/end_weight_update")
+    await warm.ok("/continue_generation")
+    await _check_new_weights(warm, reference, "0.1")
+
+
+async def test_tensor_updates_need_an_open_update_and_only_one(engine: EngineCalls) -> None:
+    bucket = pickled(list(load_file(engine.server.other_model / "model.safetensors").items())[:1])
+    message = await engine.refused("/update_weights_from_tensor", serialized_named_tensors=[bucket])
+    assert "begin_weight_update" in message
+    await engine.ok("/begin_weight_update")
+    assert (await engine.post("/begin_weight_update")).status_code == 400
+    await engine.ok("/end_weight_update")
+    assert (await engine.post("/end_weight_update")).status_code == 400
+
+
+async def test_a_retracted_request_goes_on_under_the_new_weights_with_fresh_cache(
+    engine: EngineCalls, reference: Reference
+) -> None:
+    task = await _start_long(engine)
+    await engine.ok("/pause_generation", mode="retract")
+    await engine.load(engine.server.other_model, "0.1")
+    await engine.ok("/continue_generation")
+    answer = await task
+    (old, start, switch), (new, again, end) = spans_of(answer)
+    assert (old, start, new, again, end) == ("0.0", 0, "0.1", switch, 200)
+    output = answer["output_ids"]
+    before = reference.sampled(engine.server.model, PROMPT, output)[:switch]
+    after = reference.sampled(engine.server.other_model, PROMPT, output)[switch:]
+    assert logprobs_of(answer) == pytest.approx(before + after, abs=1e-3)
+    if engine.server.is_embedded:
+        assert spans_of(answer, "kv_versions") == spans_of(answer)
+
+
+async def test_a_request_frozen_in_place_names_the_weights_of_its_old_cache(
+    embedded: EngineCalls, reference: Reference
+) -> None:
+    task = await _start_long(embedded)
+    await embedded.ok("/pause_generation", mode="in_place")
+    refusal = await embedded.refused("/update_weights_from_disk", model_path=str(embedded.server.other_model))
+    assert "flush_cache=false" in refusal
+    await embedded.load(embedded.server.other_model, "0.1", flush_cache=False)
+    await embedded.ok("/continue_generation")
+    answer = await task
+    switch = spans_of(answer)[0][2]
+    assert spans_of(answer) == [("0.0", 0, switch), ("0.1", switch, 200)]
+    assert spans_of(answer, "kv_versions") == [("0.0", 0, 200)]
+    after = reference.sampled(embedded.server.other_model, PROMPT, answer["output_ids"])[switch:]
+    assert logprobs_of(answer)[switch:] != pytest.approx(after, abs=1e-3)
+    await _check_new_weights(embedded, reference, "0.1")
+
+
+async def test_an_aborted_request_goes_on_from_its_tokens_under_the_new_weights(
+    engine: EngineCalls, reference: Reference
+) -> None:
+    task = await _start_long(engine)
+    await engine.ok("/pause_generation", mode="abort")
+    partial = await task
+    await engine.load(engine.server.other_model, "0.1")
+    await engine.ok("/continue_generation")
+    prompt = PROMPT + partial["output_ids"]
+    rest = await engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
+    assert spans_of(partial) == [("0.0", 0, len(partial["output_ids"]))]
+    assert spans_of(rest) == [("0.1", 0, 20)]
+    expected = reference.sampled(engine.server.other_model, prompt, rest["output_ids"])
+    assert logprobs_of(rest) == pytest.approx(expected, abs=1e-3)
+
+
+async def test_an_update_of_a_running_engine_waits_for_what_runs(engine: EngineCalls) -> None:
+    task = await _start_long(engine)
+    update = asyncio.create_task(engine.load(engine.server.other_model, "0.1"))
+    await asyncio.sleep(0.05)
+    late = engine.start(PROMPT, max_new_tokens=3, ignore_eos=True)
+    answer = await task
+    assert finish_of(answer) == "length"
+    assert spans_of(answer) == [("0.0", 0, 200)]
+    await update
+    if engine.server.is_embedded:
+        assert spans_of(await late) == [("0.1", 0, 3)]
+    await late
+
+
+async def test_renaming_the_version_changes_the_label_and_nothing_else(engine: EngineCalls) -> None:
+    before = await engine.ok("/weights_checker", action="checksum")
+    task = await _start_long(engine)
+    answer = await engine.ok("/update_weight_version", new_version="3.7", abort_all_requests=False)
+    assert answer["new_version"] == "3.7"
+    assert not task.done()
+    assert [span[0] for span in spans_of(await task)] == ["0.0", "3.7"]
+    assert (await engine.info())["weight_version"] == "3.7"
+    assert (await engine.ok("/weights_checker", action="checksum"))["checksums"] == before["checksums"]
+
+
+async def test_renaming_the_version_aborts_everything_unless_told_otherwise(engine: EngineCalls) -> None:
+    task = await _start_long(engine)
+    await engine.ok("/update_weight_version", new_version="0.5")
+    assert finish_of(await task) == "abort"
+
+
+async def test_checksums_are_those_of_the_tensors_on_disk(embedded: EngineCalls, exact_engine: EngineCalls) -> None:
+    for engine in (embedded, exact_engine):
+        served = (await engine.ok("/weights_checker", action="checksum"))["checksums"]
+        tensors = load_file(engine.server.model / "model.safetensors")
+        assert served == {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
+    await embedded.load(embedded.server.other_model, "0.1")
+    changed = (await embedded.ok("/weights_checker", action="checksum"))["checksums"]
+    assert changed.keys() == served.keys()
+    assert all(changed[name] != served[name] for name in served)
