@@ -11,8 +11,9 @@ def admissible(
     Args:
         places: C, episodes that may generate at once.
         running: episodes that hold a place, parked ones too.
-        accepted: episodes that gave their place back and were not dropped: trained, taken, ready,
-            withheld, waiting for a score or for their group.
+        accepted: episodes that gave their place back and are part of a step or may yet be: trained,
+            taken, ready, withheld, waiting for a score or for their group, and those that failed for
+            good in a group that a step can still take, since steps take groups.
         loaded_step: v, the step of the weights that engines serve.
         episodes_per_step: B.
         max_staleness: S.

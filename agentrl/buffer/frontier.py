@@ -43,6 +43,7 @@ class Frontier:
         while self._low in self._done:
             self._done.remove(self._low)
             self._low += 1
+        self._next = max(self._next, self._low)
 
     def state(self) -> FrontierState:
         """What a checkpoint keeps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agentrl.types.episode import Episode
+from agentrl.types.episode import Episode, Ticket
 from agentrl.types.task import Task
 
 
@@ -21,7 +21,7 @@ class Group:
     size: int
     started_step: int
     num_dispatched: int = 0
-    in_flight: int = 0
+    in_flight: set[tuple[int, int]] = field(default_factory=set)  # (member, attempt)
     redispatch: list[tuple[int, int]] = field(default_factory=list)  # (member, attempt)
     episodes: list[Episode] = field(default_factory=list)
 
@@ -37,11 +37,20 @@ class Group:
 
     def next_member(self) -> tuple[int, int]:
         """Member and attempt to dispatch now."""
-        self.in_flight += 1
         if self.redispatch:
-            return self.redispatch.pop(0)
-        self.num_dispatched += 1
-        return self.num_dispatched - 1, 0
+            entry = self.redispatch.pop(0)
+        else:
+            entry = (self.num_dispatched, 0)
+            self.num_dispatched += 1
+        self.in_flight.add(entry)
+        return entry
+
+    def lands(self, ticket: Ticket) -> bool:
+        """Take a member out of flight; False if it was not in flight."""
+        entry = (ticket.member, ticket.attempt)
+        was_in_flight = entry in self.in_flight
+        self.in_flight.discard(entry)
+        return was_in_flight
 
     @property
     def rewards(self) -> list[float]:

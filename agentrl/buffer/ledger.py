@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.types.episode import Episode
+from agentrl.types.episode import Episode, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,24 @@ class LedgerLine:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts ends and hands each line to a writer."""
+    """Counts ends and hands each line to a writer.
+
+    Invariant: every dispatched episode has one line once `write_off` has been called.
+    """
 
     write: Callable[[LedgerLine], None]
     episodes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
+    _in_flight: dict[str, Ticket] = field(default_factory=dict)
+
+    def dispatched(self, ticket: Ticket) -> None:
+        """An episode begins; it will have a line."""
+        self._in_flight[ticket.episode_id] = ticket
+
+    def write_off(self, reason: str, step: int) -> None:
+        """Drop every episode that has no line yet and of which nothing is known."""
+        for ticket in list(self._in_flight.values()):
+            self.dropped(Episode(ticket, (), (), ()), reason, step)
 
     def trained(self, episode: Episode, trained_tokens: int, step: int) -> None:
         """The episode is part of the weights after `step`."""
@@ -57,6 +70,7 @@ class Ledger:
         return {f"goodput/{name}_fraction": count / total for name, count in sorted(self.tokens.items())}
 
     def _add(self, episode: Episode, outcome: str, reason: str, trained: int, masked: int, step: int) -> None:
+        self._in_flight.pop(episode.episode_id, None)
         self.episodes[f"{outcome}_{reason}" if reason else outcome] += 1
         details: dict[str, Any] = {
             "episode_id": episode.episode_id,

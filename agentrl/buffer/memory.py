@@ -11,7 +11,7 @@ from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import Frontier, FrontierState
 from agentrl.buffer.group import Group
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.staleness import oldest_staleness, train_view, wait_permits
+from agentrl.buffer.staleness import count_trained, oldest_staleness, train_view, wait_permits
 from agentrl.types.batch import TrainBatch, TrainEpisode
 from agentrl.types.episode import Effect, Episode, Ticket, Turn
 from agentrl.types.errors import Failure, StalledError
@@ -88,15 +88,16 @@ class MemoryBuffer:
             self._changed.notify_all()
 
     async def settle(self, episode: Episode) -> None:
-        """The episode is over.
+        """The episode is over; calling again changes nothing.
 
         Raises:
             StalledError: too many episodes failed in a row.
         """
         async with self._changed:
             self._give_place_back(episode.ticket)
-            group = self._groups[episode.ticket.group]
-            group.in_flight -= 1
+            group = self._groups.get(episode.ticket.group)
+            if group is None or not group.lands(episode.ticket):
+                return
             if episode.failure is None and episode.reward is not None:
                 self._failures_in_row = 0
                 group.episodes.append(episode)
@@ -130,7 +131,7 @@ class MemoryBuffer:
             for group in groups:
                 self._ready.remove(group)
             batches = {policy: self._batch(groups, policy, version) for policy, version in versions.items()}
-            self._taken = [(group, _trained_tokens(group, batches.values())) for group in groups]
+            self._taken += [(group, count_trained(group.episodes, batches.values())) for group in groups]
             return batches
 
     async def trained(self, versions: Mapping[str, PolicyVersion]) -> None:
@@ -167,6 +168,7 @@ class MemoryBuffer:
         self._taken = []
         self._ready.clear()
         self._groups.clear()
+        self.ledger.write_off("run_ended", step)
 
     def _may_admit(self) -> bool:
         has_member = any(group.wants_dispatch for group in self._groups.values())
@@ -187,7 +189,7 @@ class MemoryBuffer:
         name = f"{group.task.split}-{group.task.ordinal:06d}-{member}" + (f"-retry{attempt}" if attempt else "")
         seed = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=6).digest()
         self._running.add(name)
-        return Ticket(
+        ticket = Ticket(
             episode_id=name,
             task=group.task,
             group=group.number,
@@ -196,6 +198,8 @@ class MemoryBuffer:
             seed=int.from_bytes(seed, "little"),
             started_at=dict(self._loaded),
         )
+        self.ledger.dispatched(ticket)
+        return ticket
 
     def _open_group(self) -> Group:
         ordinal = self._frontier.next()
@@ -212,14 +216,14 @@ class MemoryBuffer:
             self._accepted += 1
 
     def _fail(self, group: Group, episode: Episode) -> None:
-        """Count a failed episode, and let its member try again if attempts are left."""
-        self._accepted -= 1
+        """Count a failed episode, and let its member try again, in its place, if attempts are left."""
         failure = episode.failure
         self._last_failure = failure
         self._failures_in_row += 1
         reason = f"{failure.boundary}_{failure.kind}" if failure else "not_scored"
         self.ledger.dropped(episode, reason, group.started_step)
         if episode.ticket.attempt + 1 < self._max_attempts:
+            self._accepted -= 1
             group.redispatch.append((episode.ticket.member, episode.ticket.attempt + 1))
         if self._failures_in_row >= self._max_failures:
             self._fatal = StalledError(
@@ -233,10 +237,11 @@ class MemoryBuffer:
         reason = self._drop_reason(group)
         if reason is None:
             self._filtered_in_row = 0
-            self._accepted += group.size - len(group.episodes)  # a step takes groups: failed members count as taken
             self._ready.append(group)
             return
-        self._accepted -= len(group.episodes)
+        self._accepted -= group.size
+        if self._groups_left is not None:
+            self._groups_left += 1
         self._frontier.finish([group.task.ordinal])
         for episode in group.episodes:
             self.ledger.dropped(episode, reason, group.started_step)
@@ -286,14 +291,3 @@ class MemoryBuffer:
             f"last failure: {self._last_failure or 'none'}. Look at the engine's log; raise buffer.stall_s if "
             "episodes are long"
         )
-
-
-def _trained_tokens(group: Group, batches: Sequence[TrainBatch] | object) -> dict[str, int]:
-    """Tokens of each of the group's episodes that entered a loss, each node counted once."""
-    members = {episode.episode_id for episode in group.episodes}
-    tokens = dict.fromkeys(members, 0)
-    for batch in batches:  # type: ignore[attr-defined]
-        for entry in (e for e in batch.episodes if e.episode_id in members):
-            weighted = sum(float((t.trajectory.weights * t.loss_mask).sum()) for t in entry.trajectories)
-            tokens[entry.episode_id] += round(weighted)
-    return tokens

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from agentrl.types.batch import TrainTrajectory
+from agentrl.types.batch import TrainBatch, TrainTrajectory
 from agentrl.types.episode import Episode
 from agentrl.types.trajectory import Trajectory, build_trajectories
 from agentrl.types.version import PolicyVersion
@@ -30,6 +30,15 @@ def train_view(
 def oldest_staleness(trajectories: Iterable[TrainTrajectory]) -> int:
     """The largest staleness of any sampled token; 0 where there is none."""
     return max((int(t.staleness.max(initial=0)) for t in trajectories), default=0)
+
+
+def count_trained(episodes: Iterable[Episode], batches: Collection[TrainBatch]) -> dict[str, int]:
+    """Tokens of each episode that enter a loss in any of the batches, each node counted once."""
+    tokens = {episode.episode_id: 0 for episode in episodes}
+    for entry in (e for batch in batches for e in batch.episodes if e.episode_id in tokens):
+        weighted = sum(float((t.trajectory.weights * t.loss_mask).sum()) for t in entry.trajectories)
+        tokens[entry.episode_id] += round(weighted)
+    return tokens
 
 
 def wait_permits(outstanding: Mapping[int, int], version_step: int, max_staleness: int, episodes_per_step: int) -> bool:
