@@ -60,6 +60,41 @@ class ScriptedEngine:
         return Receipt(self.name, self.version, {}, 0.0, 0)
 
 
+class AbortingEngine(ScriptedEngine):
+    """A scripted engine that is interrupted: each request delivers what the next cut says and aborts.
+
+    After the last cut it delivers whole replies. Every token has a log-probability of its own, by its
+    position in the context alone, so a token that is lost or comes twice shows. With `moves` the
+    version rises at every abort, as it does when new weights are the reason.
+
+    Example: cuts ``[2, 0]`` give two tokens, then none, then the rest of the reply.
+    """
+
+    def __init__(self, chat: ChatFormat, script: Script, cuts: Sequence[int], moves: bool = True) -> None:
+        super().__init__(chat, script)
+        self._cuts, self._moves = list(cuts), moves
+        self._prompts: dict[tuple[str, int], int] = {}
+        self.requests: list[GenerationRequest] = []
+        self.delivered: list[int] = []
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """What is left of the scripted reply, up to the next cut."""
+        self.requests.append(request)
+        start = self._prompts.setdefault((request.session, len(request.conversation)), len(request.prompt_ids))
+        whole = self._chat.complete(self._script(request.session, request.conversation))
+        rest = whole[len(request.prompt_ids) - start :][: request.max_new_tokens]
+        size = min(self._cuts.pop(0), len(rest) - 1) if self._cuts else len(rest)
+        finish = FinishReason.STOP if int(rest[-1]) in request.stop_token_ids else FinishReason.LENGTH
+        ids = rest[:size]
+        self.delivered += ids.tolist()
+        spans = (VersionSpan(self.version, 0, size),) if size else ()
+        positions = np.arange(len(request.prompt_ids), len(request.prompt_ids) + size)
+        if size < len(rest):
+            finish = FinishReason.ABORT
+            self.version = self.version.next() if self._moves else self.version
+        return Generation(ids, (-1e-3 * positions).astype(np.float32), spans, spans, finish)
+
+
 def expert_script(act: Callable[[Sequence[Message], random.Random], Message]) -> Script:
     """A script of a player that takes a random generator, seeded alike for all turns of a session."""
 
