@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from agentrl.protocols import Environment, TurnJournal
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import ContextFullError, Session
 from agentrl.types.environment import Opening, StepResult, check_opening, check_step
 from agentrl.types.episode import Effect, StopReason
-from agentrl.types.errors import Boundary, boundary, deadline
+from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
 from agentrl.types.generation import FinishReason
 from agentrl.types.message import Message, ToolSpec
 from agentrl.types.task import Limits
 
 
 class EpisodeOver(BaseException):
-    """Ends a scaffold from inside a context call, with the record's stop reason set.
+    """Ends a scaffold from inside a context call, with the record's stop reason or failure set.
 
-    Not an `Exception`, so that a scaffold that catches broadly does not swallow the platform's limits.
+    Not an `Exception`, so that a scaffold that catches broadly does not swallow the platform's limits,
+    and does not go on with an environment that failed.
     """
 
 
@@ -41,10 +43,11 @@ class Context:
         self._random = random.Random(record.ticket.seed)
 
     async def start(self) -> Opening:
-        """The environment's opening. Raises EpisodeError."""
-        async with deadline("environment.start", self._limits.tool_s):
-            with boundary(Boundary.ENVIRONMENT, "start"):
-                return check_opening(await self._environment.start())
+        """The environment's opening."""
+        with self._ending():
+            async with deadline("environment.start", self._limits.tool_s):
+                with boundary(Boundary.ENVIRONMENT, "start"):
+                    return check_opening(await self._environment.start())
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Put messages behind the conversation and let the policy reply."""
@@ -60,9 +63,10 @@ class Context:
         intents = tuple(Effect(call.id, call) for call in action.tool_calls)
         await self._journal.commit_intents(ticket, intents)
         started = time.monotonic()
-        async with deadline("environment.step", self._limits.tool_s):
-            with boundary(Boundary.ENVIRONMENT, "step"):
-                result = check_step(await self._environment.step(action))
+        with self._ending():
+            async with deadline("environment.step", self._limits.tool_s):
+                with boundary(Boundary.ENVIRONMENT, "step"):
+                    result = check_step(await self._environment.step(action))
         seconds = time.monotonic() - started
         effects = _with_results(intents, result, seconds)
         await self._journal.commit_results(ticket, effects)
@@ -83,15 +87,25 @@ class Context:
     async def _turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec], rewrites: bool) -> Message:
         if self._record.num_turns >= self._limits.max_turns:
             self._end(StopReason.MAX_TURNS)
+        call = self._session.rewrite if rewrites else self._session.generate
         try:
-            call = self._session.rewrite if rewrites else self._session.generate
-            reply = await call(messages, tools)
+            with self._ending():
+                reply = await call(messages, tools)
         except ContextFullError:
             self._end(StopReason.MAX_TOKENS)
         await self._journal.commit_reply(self._record.ticket, self._record.last_turn)
         if reply.finish is FinishReason.LENGTH:
             self._end(StopReason.LENGTH)
         return reply.message
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Make a failure the end of the episode, whatever the scaffold would make of it."""
+        try:
+            yield
+        except EpisodeError as error:
+            self._record.failure = error.failure
+            raise EpisodeOver from error
 
     def _end(self, reason: StopReason) -> None:
         self._record.stop_reason = reason

@@ -76,7 +76,7 @@ class EpisodeRecord:
             agents=self.agents,
             nodes=tuple(self._nodes),
             turns=tuple(self._turns),
-            stop_reason=self.stop_reason,
+            stop_reason=self.stop_reason if self.failure is None else None,
             failure=self.failure,
             reward=self.score.reward if self.score else None,
             metrics=self.score.metrics if self.score else {},

@@ -67,10 +67,11 @@ class EpisodeRunner:
                 async with opened as environment:
                     await self._play(record, environment)
                     await on_generated()
-                    record.score = await self._scorer.score(environment)
+                    if record.failure is None:
+                        record.score = await self._scorer.score(environment)
         except EpisodeError as error:
-            record.failure = error.failure
-            record.stop_reason = None
+            if record.score is None:  # an environment that cannot be freed takes nothing from a verdict
+                record.failure = error.failure
         return record.close(time.monotonic() - started)
 
     async def _play(self, record: EpisodeRecord, environment: Environment) -> None:
