@@ -16,7 +16,7 @@ from agentrl.envs.definition import EnvironmentDefinition
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.protocols import Environment
 from agentrl.types.environment import Opening, Score, StepResult
-from agentrl.types.errors import Boundary, EpisodeError
+from agentrl.types.errors import Boundary, EpisodeError, Failure
 from agentrl.types.message import Message
 from agentrl.types.task import Task
 
@@ -35,9 +35,9 @@ class RemoteEnvironment:
         self._worker, self._call_s = worker, call_s
         self.is_spoiled = False
 
-    async def open(self, task: Task) -> None:
+    async def create(self, task: Task) -> None:
         """Make the environment."""
-        await self._call("open", task, result=type(None))
+        await self._call("create", task, result=type(None))
 
     async def start(self) -> Opening:
         """The environment's opening."""
@@ -61,7 +61,8 @@ class RemoteEnvironment:
             value = await self._worker.call(method, *arguments, result=result, deadline_s=self._call_s)
         except RemoteCallError as error:
             self.is_spoiled = was_spoiled
-            raise EpisodeError(Boundary.ENVIRONMENT, method, f"{error.error}: {error.message}") from error
+            failure = error.failure or Failure(Boundary.ENVIRONMENT, method, f"{error.error}: {error.message}")
+            raise EpisodeError(failure.boundary, failure.kind, failure.message) from error
         except ProcessDiedError as error:
             raise EpisodeError(Boundary.ENVIRONMENT, "crashed", str(error)) from error
         except TimeoutError:
@@ -94,10 +95,10 @@ class ProcessHost:
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Environment]:
         """A fresh environment for one episode. Raises EpisodeError if it cannot be made."""
-        worker = self._idle.pop() if self._idle else await self._start_worker()
+        worker = self._pop_idle() or await self._start_worker()
         environment = RemoteEnvironment(worker, self._call_s)
         try:
-            await environment.open(task)
+            await environment.create(task)
             yield environment
         finally:
             await self._put_back(worker, environment)
@@ -108,6 +109,15 @@ class ProcessHost:
             worker.kill()
         self._all.clear()
         self._idle.clear()
+
+    def _pop_idle(self) -> ChildProcess | None:
+        """A worker that is free and lives; one that died between episodes costs no episode."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_alive:
+                return worker
+            self._discard(worker)
+        return None
 
     async def _start_worker(self) -> ChildProcess:
         number = next(self._numbers)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from agentrl.envs.definition import load_environment
+from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
 from agentrl.types.environment import Opening, Score, StepResult, check_opening, check_score, check_step
 from agentrl.types.message import Message
@@ -23,7 +24,7 @@ class EnvironmentWorker:
         self._options = self._definition.parse_options(options)
         self._environment: Any = None
 
-    def open(self, task: Task) -> None:
+    def create(self, task: Task) -> None:
         """Make the environment of a new episode."""
         self._environment = self._definition.create(self._options, task)
 
@@ -52,6 +53,7 @@ async def _value(result: Any) -> Any:
 
 def main() -> None:
     """Entry of the child: ``python -m agentrl.envs.worker NAME OPTIONS_JSON FD``."""
+    die_with_parent()
     name, options, fd = sys.argv[1:]
     serve(EnvironmentWorker(name, msgspec.json.decode(options)), int(fd))
 

@@ -28,6 +28,7 @@ class RemoteCallError(AgentRLError):
     def __init__(self, name: str, method: str, reply: Reply) -> None:
         super().__init__(f"{name}.{method}: {reply.error}: {reply.message}")
         self.error, self.message, self.trace = reply.error, reply.message, reply.trace
+        self.failure = reply.failure
 
 
 class ProcessDiedError(AgentRLError):

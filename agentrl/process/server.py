@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from agentrl import codec
+from agentrl.types.errors import EpisodeError, Failure
 
 _LENGTH = struct.Struct("<Q")
 
@@ -24,12 +25,16 @@ class Call(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """The answer to a call: a value, or an error's type name, message and traceback."""
+    """The answer to a call: a value, or an error's type name, message and traceback.
+
+    An `EpisodeError` also brings its failure, so that it means the same on either side.
+    """
 
     value: bytes = b""
     error: str | None = None
     message: str = ""
     trace: str = ""
+    failure: Failure | None = None
 
 
 class ObjectServer:
@@ -51,7 +56,8 @@ class ObjectServer:
             value = self._run(call)
             return codec.encode(Reply(value=codec.encode(value)))
         except Exception as error:  # noqa: BLE001 - the caller's process is where errors are handled
-            reply = Reply(error=type(error).__name__, message=str(error), trace=traceback.format_exc())
+            failure = error.failure if isinstance(error, EpisodeError) else None
+            reply = Reply(error=type(error).__name__, message=str(error), trace=traceback.format_exc(), failure=failure)
             return codec.encode(reply)
 
     def _run(self, call: Call) -> Any:
