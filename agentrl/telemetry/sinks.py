@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,27 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        with self._naming_the_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
 
     def append(self, text: str) -> None:
         """Write one line. Raises StorageError naming the file."""
-        try:
+        with self._naming_the_file():
             self._file.write(text + "\n")
             self._file.flush()
-        except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error}; free space, then resume the run") from error
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
-        self._file.close()
+        """Close the file; safe to call twice. A line that could not be written has been reported by then."""
+        with suppress(OSError):
+            self._file.close()
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error}; free space, then resume the run") from error
 
 
 class JsonlSink:
