@@ -67,10 +67,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: RunConfig) -> RunDirectory:
-        """Make a new folder for a run.
+        """Make a new folder for a run, with a number behind its name if that is taken.
 
         Raises:
-            ConfigError: there is one of that name already.
             StorageError: it cannot be written.
         """
         name = f"{config.name}-seed{config.seed}"
@@ -85,7 +84,7 @@ class RunDirectory:
                 (run.path / folder).mkdir(parents=True)
             run._write("config.json", config.model_dump_json(indent=2))
         except OSError as error:
-            raise StorageError(f"run folder {path} cannot be written: {error}") from error
+            raise StorageError(f"run folder {path} cannot be written: {error}; choose another runs_folder") from error
         return run
 
     @classmethod
