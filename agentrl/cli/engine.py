@@ -24,6 +24,7 @@ def engine(
     prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens that one step may process.")] = 4096,
     weight_version: Annotated[str, typer.Option(help="Label of the first weights.")] = "default",
     deterministic: Annotated[bool, typer.Option(help="Results that do not depend on batching, in float64.")] = False,
+    attended: Annotated[bool, typer.Option(help="End when the process that started this one ends.")] = False,
 ) -> None:
     """Serve a model over SGLang's native protocol until interrupted."""
     values: dict[str, Any] = dict(locals())

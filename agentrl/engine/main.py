@@ -7,10 +7,13 @@ import uvicorn
 
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import build_app
+from agentrl.process.parent import die_with_parent
 
 
 def run_engine(options: EngineOptions) -> None:
     """Load the model and serve it. Raises ConfigError if the model cannot be loaded."""
+    if options.attended:
+        die_with_parent()
     torch.set_num_threads(options.threads)
     app = build_app(options)
     uvicorn.run(app, host=options.host, port=options.port, log_level="warning", timeout_keep_alive=600)

@@ -98,7 +98,8 @@ async def _assemble(
     chat = ChatFormat.load(model, policy.chat)
     async with asyncio.TaskGroup() as starting:
         engines = starting.create_task(runtime.start_engines(name, model, start.version))
-        trainer = starting.create_task(runtime.start_trainer(name, model, start.version))
+        # The trainer goes on reading files of its model, and checkpoints are pruned: it starts from the first model.
+        trainer = starting.create_task(runtime.start_trainer(name, policy.model, start.version))
         evaluation = _evaluator_if_wanted(config, runtime, chat, environments, model, start.version)
         evaluator = starting.create_task(evaluation)
     if start.checkpoint is not None:

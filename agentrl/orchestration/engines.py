@@ -49,6 +49,7 @@ class EngineProcess:
         """
         port = _free_port()
         arguments = ["engine", str(launch.model), "--port", str(port), "--weight-version", str(launch.version)]
+        arguments.append("--attended")
         arguments += ["--threads", str(launch.config.threads)]
         arguments += ["--deterministic"] if launch.is_deterministic else []
         for key, value in launch.config.args.items():
@@ -93,15 +94,19 @@ class EngineProcess:
         start_s = self._launch.config.start_s
         try:
             async with asyncio.timeout(start_s):
-                while not await _answers(self.client):
-                    if self._process.returncode is not None:
-                        code = self._process.returncode
-                        raise ConfigError(f"engine {self._launch.name} did not start (exit code {code}):\n{tail(log)}")
-                    await asyncio.sleep(_POLL_S)
+                await self._poll_until_up(log)
         except TimeoutError:
             raise EngineError(
                 f"engine {self._launch.name} did not answer within {start_s:g} s; see {log}, or raise engine.start_s"
             ) from None
+
+    async def _poll_until_up(self, log: Path) -> None:
+        """Waits for: an answer. Unblocked by: it, or the end of the process, which raises ConfigError."""
+        while not await _answers(self.client):
+            if self._process.returncode is not None:
+                code = self._process.returncode
+                raise ConfigError(f"engine {self._launch.name} did not start (exit code {code}):\n{tail(log)}")
+            await asyncio.sleep(_POLL_S)
 
     def _describe_end(self, code: int) -> str:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -121,17 +126,21 @@ async def attach_engines(
     engines = []
     for number, url in enumerate(config.urls):
         engine = EngineClient(f"{policy}-{number}", url, client, publish.pause_mode, token)
-        try:
-            async with asyncio.timeout(config.start_s):
-                while not await _answers(engine):
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError:
-            raise EngineError(
-                f"no engine answers at {url} within {config.start_s:g} s; start it, or correct engine.urls"
-            ) from None
+        await _wait_for_answer(engine, config.start_s)
         await engine.relabel(version)
         engines.append(engine)
     return engines
+
+
+async def _wait_for_answer(engine: EngineClient, start_s: float) -> None:
+    try:
+        async with asyncio.timeout(start_s):
+            while not await _answers(engine):
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise EngineError(
+            f"no engine answers at {engine.url} within {start_s:g} s; start it, or correct engine.urls"
+        ) from None
 
 
 async def _answers(client: EngineClient) -> bool:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
@@ -113,6 +114,7 @@ class TrainerRank:
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.trainer.rank SPEC_JSON FD``."""
+    die_with_parent()
     spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     serve(TrainerRank(spec), int(sys.argv[2]))

@@ -1,0 +1,55 @@
+"""An environment of one short turn with a coin for a judge, and ways to misbehave."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from typing import Any
+
+from agentrl.config.base import ConfigModel
+from agentrl.envs.definition import EnvironmentDefinition
+from agentrl.types.environment import Opening, Score, StepResult
+from agentrl.types.message import Message, Role
+from agentrl.types.task import Split, Task
+
+
+class CoinOptions(ConfigModel):
+    fault: str = ""
+    every: int = 1
+
+
+class Coin:
+    """Rewards a reply by the checksum of its text: nothing to learn, but always something to train on."""
+
+    def __init__(self, options: CoinOptions, task: Task) -> None:
+        self._fault = options.fault if task.ordinal % options.every == 0 else ""
+        self._task = task
+        self._reply = ""
+
+    async def start(self) -> Opening:
+        return Opening((Message(Role.USER, f"count {self._task.ordinal}"),))
+
+    async def step(self, action: Message) -> StepResult:
+        self._reply = action.content
+        if self._fault == "raise":
+            raise RuntimeError("the database is gone")
+        if self._fault == "hang":
+            time.sleep(3600)  # noqa: ASYNC251 - to block the loop is the fault
+        if self._fault == "crash":
+            os._exit(3)
+        return StepResult(is_done=True)
+
+    async def score(self) -> Score:
+        rewards: dict[str, Any] = {"nan": float("nan"), "text": "1"}
+        return Score(rewards.get(self._fault, float(zlib.crc32(self._reply.encode()) % 2)))
+
+    async def close(self) -> None:
+        return
+
+
+def sample_task(options: CoinOptions, split: Split, ordinal: int, seed: int) -> Task:
+    return Task("coin", split, ordinal, {"seed": seed})
+
+
+coin = EnvironmentDefinition("coin", "A coin.", sample_task, Coin, CoinOptions, placement="inline")

@@ -1,0 +1,115 @@
+"""Starts real runs in processes of their own, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RECIPE = """
+name = "test"
+steps = 3
+[environment]
+name = "tests.integration.run_plugins:coin"
+[policies.main.chat]
+renderer = "qwen3"
+[policies.main.trainer.optimizer]
+kind = "sgd"
+learning_rate = 0.05
+[rollout]
+concurrency = 8
+[rollout.limits]
+max_turns = 1
+max_reply_tokens = 300
+tool_s = 2.0
+[buffer]
+group_size = 4
+groups_per_step = 2
+max_staleness = 1
+stall_s = 60.0
+[evaluation]
+interval_steps = 0
+final_tasks = 0
+[checkpoint]
+interval_steps = 2
+"""
+_DEADLINE_S = 100
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "agentrl.cli.main", *map(str, arguments)]
+
+
+def agentrl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+
+
+def train_arguments(folder: Path, model: Path, *overrides: str) -> list[str]:
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE)
+    return ["train", str(recipe), f"policies.main.model={model}", f"runs_folder={folder / 'runs'}", *overrides]
+
+
+def start(folder: Path, model: Path, *overrides: str) -> subprocess.Popen[str]:
+    """Start a training run without waiting for it."""
+    return subprocess.Popen(
+        command(*train_arguments(folder, model, *overrides)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a run's metrics hold a step."""
+    until = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < until:
+        if any(row["step"] >= step for row in metrics(run)):
+            return
+        if process.poll() is not None:
+            raise AssertionError(f"the run ended early:\n{process.communicate()[0]}")
+        time.sleep(0.05)
+    raise AssertionError(f"no step {step} within {_DEADLINE_S} s")
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return rows(run / "metrics.jsonl")
+
+
+def state(run: Path) -> dict[str, Any]:
+    return json.loads((run / "state.json").read_text())
+
+
+def processes_of(run: Path) -> list[int]:
+    """Processes whose command line or output names the run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and any(str(run) in text for text in _traces(entry)):
+            found.append(int(entry.name))
+    return found
+
+
+def processes_are_gone(run: Path, within_s: float = 10.0) -> bool:
+    """Whether all processes of a run end in time."""
+    until = time.monotonic() + within_s
+    while processes_of(run) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not processes_of(run)
+
+
+def _traces(entry: Path) -> list[str]:
+    try:
+        return [(entry / "cmdline").read_text(), os.readlink(entry / "fd" / "1")]
+    except OSError:
+        return []

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration import runs
+
+
+def failed_run(folder: Path, model: Path, *overrides: str) -> tuple[str, dict]:
+    """What a run that must fail says, and its state."""
+    result = runs.agentrl(*runs.train_arguments(folder, model, *overrides))
+    assert result.returncode == 1, result.stdout
+    assert "Traceback" not in result.stderr
+    return result.stderr, runs.state(folder / "runs" / "test-seed0")
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_name(tiny_model: Path, tmp_path: Path) -> None:
+    result = runs.agentrl(*runs.train_arguments(tmp_path, tiny_model, "bufer.group_size=4", "buffer.max_stalenes=1"))
+    assert result.returncode == 1
+    assert "did you mean 'buffer'?" in result.stderr
+    assert "did you mean 'max_staleness'?" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_model_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
+    result = runs.agentrl(*runs.train_arguments(tmp_path, tmp_path / "nowhere"))
+    assert result.returncode == 1
+    assert f"no model at {tmp_path / 'nowhere'}" in result.stderr
+    assert "agentrl warmstart" in result.stderr
+
+
+def test_an_engine_that_is_not_there_is_named_with_its_address(tiny_model: Path, tmp_path: Path) -> None:
+    engine = '{kind = "attached", urls = ["http://127.0.0.1:9"], start_s = 1.0}'
+    message, state = failed_run(tmp_path, tiny_model, f"policies.main.engine={engine}")
+    assert "no engine answers at http://127.0.0.1:9" in message
+    assert state["status"] == "failed"
+
+
+def test_an_engine_that_dies_stops_the_run_which_can_be_resumed(tiny_model: Path, tmp_path: Path) -> None:
+    process = runs.start(tmp_path, tiny_model, "steps=100000")
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 3, process)
+    engine = next(
+        pid for pid in runs.processes_of(run) if "--weight-version" in Path(f"/proc/{pid}/cmdline").read_text()
+    )
+    os.kill(engine, signal.SIGKILL)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert "engine engine-main-0 ended (signal 9)" in output
+    assert "resume" in output
+    assert runs.state(run)["status"] == "failed"
+    assert (run / "checkpoints").is_dir()
+    config = (run / "config.json").read_text().replace('"steps": 100000', '"steps": 5')
+    (run / "config.json").write_text(config)
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("raise", "environment_step"), ("nan", "environment_reward"), ("text", "environment_reward")],
+)
+def test_a_fault_of_an_environment_is_a_counted_failed_episode(
+    tiny_model: Path, tmp_path: Path, fault: str, reason: str
+) -> None:
+    options = f'environment.options={{fault = "{fault}", every = 3}}'
+    result = runs.agentrl(*runs.train_arguments(tmp_path, tiny_model, options, "rollout.max_attempts=1"))
+    assert result.returncode == 0, result.stderr
+    run = tmp_path / "runs" / "test-seed0"
+    dropped = [line for line in runs.rows(run / "ledger.jsonl") if line["outcome"] == "dropped"]
+    assert {line["reason"] for line in dropped} <= {reason, "run_ended", "group_failed"}
+    assert any(line["reason"] == reason and line["reward"] is None for line in dropped)
+    assert max(row["rollout/failed_fraction"] for row in runs.metrics(run)) > 0
+    assert reason.split("_")[0] in (run / "episodes" / "failed.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("hang", "timeout_environment.step"), ("crash", "environment_crashed")])
+def test_an_environment_that_hangs_or_crashes_does_not_stop_the_loop(
+    tiny_model: Path, tmp_path: Path, fault: str, reason: str
+) -> None:
+    options = f'environment.options={{fault = "{fault}", every = 3}}'
+    result = runs.agentrl(
+        *runs.train_arguments(
+            tmp_path, tiny_model, options, 'environment.placement="process"', "rollout.max_attempts=1", "steps=2",
+            "rollout.limits.tool_s=1.0", "buffer.group_size=2",
+        )
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    lines = runs.rows(tmp_path / "runs" / "test-seed0" / "ledger.jsonl")
+    assert reason in {line["reason"] for line in lines}
+
+
+def test_a_run_whose_episodes_only_fail_stops_and_names_the_last_failure(tiny_model: Path, tmp_path: Path) -> None:
+    options = 'environment.options={fault = "raise"}'
+    message, state = failed_run(tmp_path, tiny_model, options, "rollout.max_consecutive_failures=10")
+    assert "10 episodes failed in a row" in message
+    assert "the database is gone" in message
+    assert state["status"] == "failed"
+    assert "10 episodes failed in a row" in state["message"]
+
+
+def test_prompts_that_fill_the_context_stop_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    message, _ = failed_run(tmp_path, tiny_model, "rollout.limits.max_context_tokens=4")
+    assert "max_context_tokens = 4" in message
+
+
+def test_a_full_disk_stops_the_run_with_the_file_and_the_remedy(tiny_model: Path, tmp_path: Path) -> None:
+    process = runs.start(tmp_path, tiny_model, "steps=100000", "checkpoint.interval_steps=1")
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 2, process)
+    (run / "checkpoints").rename(run / "moved")
+    (run / "checkpoints").symlink_to("/dev/full")
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert "free space, then resume the run" in output
+    assert "Traceback" not in output
+    (run / "checkpoints").unlink()
+    (run / "moved").rename(run / "checkpoints")
+    assert runs.state(run)["status"] == "failed"
+    assert runs.agentrl("runs", run.parent).returncode == 0

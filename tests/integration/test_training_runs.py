@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.integration import runs
+
+
+def weights(run: Path) -> bytes:
+    newest = max((run / "checkpoints").iterdir())
+    return (newest / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    result = runs.agentrl(
+        *runs.train_arguments(folder, tiny_model, "steps=6", "evaluation.interval_steps=3", "evaluation.tasks=4",
+                              "evaluation.final_tasks=6")
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder / "runs" / "test-seed0"
+
+
+def test_a_run_trains_every_step_and_leaves_a_readable_folder(finished: Path) -> None:
+    assert runs.state(finished)["status"] == "finished"
+    steps = [row["step"] for row in runs.metrics(finished) if "time/train_step_s" in row]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    for name in ("curve.png", "config.json", "ledger.jsonl", "episodes/train.jsonl", "tensorboard"):
+        assert (finished / name).exists(), name
+
+
+def test_evaluations_are_at_the_first_the_last_and_every_interval(finished: Path) -> None:
+    evaluated = {row["step"]: row["eval/episodes"] for row in runs.metrics(finished) if "eval/episodes" in row}
+    assert evaluated == {0: 6.0, 3: 4.0, 6: 6.0}
+
+
+def test_every_dispatched_episode_has_exactly_one_ledger_line(finished: Path) -> None:
+    lines = runs.rows(finished / "ledger.jsonl")
+    counts = Counter(line["episode_id"] for line in lines)
+    assert set(counts.values()) == {1}
+    assert sum(line["outcome"] == "trained" for line in lines) == 6 * 8
+    groups = {int(name.split("-")[1]) for name in counts}
+    assert groups == set(range(max(groups) + 1)), "a task was skipped"
+
+
+def test_trainer_and_engine_agree_within_the_bound_of_the_gate(finished: Path) -> None:
+    gaps = [r["trainer/fresh_gap_max_nats"] for r in runs.metrics(finished) if r.get("trainer/fresh_tokens")]
+    assert gaps
+    assert max(gaps) < 1e-3
+
+
+def test_show_runs_and_eval_read_the_folder(finished: Path) -> None:
+    shown = runs.agentrl("show", finished, "--kind", "heldout")
+    assert "reward" in shown.stdout
+    assert "sampled by 0.6" in shown.stdout
+    listed = runs.agentrl("runs", finished.parent)
+    assert "test-seed0" in listed.stdout
+    assert "finished" in listed.stdout
+    evaluated = runs.agentrl("eval", finished, "--tasks", "6")
+    assert "6 tasks" in evaluated.stdout, evaluated.stderr
+
+
+def test_a_finished_run_is_not_resumed(finished: Path) -> None:
+    result = runs.agentrl("resume", finished)
+    assert result.returncode == 1
+    assert "finished at version 0.6" in result.stderr
+
+
+def test_a_seeded_run_in_turn_is_bit_identical_twice(tiny_model: Path, tmp_path: Path) -> None:
+    outcomes = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        overrides = ("buffer.max_staleness=0", "seed=5")
+        assert runs.agentrl(*runs.train_arguments(folder, tiny_model, *overrides)).returncode == 0
+        run = folder / "runs" / "test-seed5"
+        ends = [(e["episode_id"], e["reward"], e["sampled_tokens"], e["step"]) for e in runs.rows(run / "ledger.jsonl")]
+        outcomes.append((weights(run), sorted(ends), [r["trainer/loss"] for r in runs.metrics(run)]))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_sigterm_saves_a_checkpoint_and_resume_finishes(tiny_model: Path, tmp_path: Path) -> None:
+    process = runs.start(tmp_path, tiny_model, "steps=100000", "checkpoint.interval_steps=50000")
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 2, process)
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    stopped = runs.state(run)
+    assert stopped["status"] == "stopped"
+    step = stopped["version"]["step"]
+    assert runs.processes_of(run) == []
+    config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 2}')
+    (run / "config.json").write_text(config)
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert runs.state(run)["version"] == {"epoch": 1, "step": step + 2}
+
+
+def test_after_sigkill_resume_goes_on_from_the_checkpoint_without_skipping_a_task(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    process = runs.start(tmp_path, tiny_model, "steps=12")
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 5, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert runs.processes_are_gone(run), "engine or trainer outlived the run"
+    checkpoint = max(int(path.parent.name) for path in (run / "checkpoints").glob("*/progress.json"))
+    first_life = runs.rows(run / "ledger.jsonl")
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert runs.state(run)["version"] == {"epoch": 1, "step": 12}
+    second_life = runs.rows(run / "ledger.jsonl")[len(first_life) :]
+    kept = [line for line in first_life if line["step"] <= checkpoint]
+    trained = [task_number(line) for line in [*kept, *second_life] if line["outcome"] == "trained"]
+    progress = json.loads((run / "checkpoints" / "000012" / "progress.json").read_text())
+    done = {*range(progress["frontier"]["low"]), *progress["frontier"]["done"]}
+    assert Counter(trained) == dict.fromkeys(done, 4), "each task that is done was trained by its four episodes, once"
+
+
+def task_number(line: dict) -> int:
+    return int(line["task"].split("/")[-1])
