@@ -37,5 +37,4 @@ def _level_sum(
         return log_ratio_S
     keys = sequences_S if config.level == "sequence" else torch.stack([sequences_S, turns_S], 1)
     _, segment_S = keys.unique(return_inverse=True, dim=0)
-    sums = torch.zeros(int(segment_S.max()) + 1, dtype=log_ratio_S.dtype, device=log_ratio_S.device)
-    return sums.index_add(0, segment_S, log_ratio_S)[segment_S]
+    return torch.zeros_like(log_ratio_S).index_add(0, segment_S, log_ratio_S)[segment_S]
