@@ -27,11 +27,11 @@ def engine(
     attended: Annotated[bool, typer.Option(help="End when the process that started this one ends.")] = False,
 ) -> None:
     """Serve a model over SGLang's native protocol until interrupted."""
-    values: dict[str, Any] = dict(locals())
+    values: dict[str, Any] = {key: value for key, value in locals().items() if key != "attended"}
     from agentrl.config.base import parse_config
     from agentrl.engine.options import EngineOptions
 
     options = parse_config(EngineOptions, values, "agentrl engine")
     from agentrl.engine.main import run_engine
 
-    run_engine(options)
+    run_engine(options, attended)

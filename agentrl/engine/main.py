@@ -10,9 +10,13 @@ from agentrl.engine.server import build_app
 from agentrl.process.parent import die_with_parent
 
 
-def run_engine(options: EngineOptions) -> None:
-    """Load the model and serve it. Raises ConfigError if the model cannot be loaded."""
-    if options.attended:
+def run_engine(options: EngineOptions, attended: bool) -> None:
+    """Load the model and serve it, only as long as the parent process lives if `attended`.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+    if attended:
         die_with_parent()
     torch.set_num_threads(options.threads)
     app = build_app(options)

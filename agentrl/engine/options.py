@@ -39,9 +39,6 @@ class EngineOptions(ConfigModel):
     deterministic: bool = False
     """Results independent of batching: float64 arithmetic, rounded log-probabilities."""
 
-    attended: bool = False
-    """End when the process that started this one ends: a run's engines never outlive it."""
-
     @model_validator(mode="after")
     def _needs_token_off_loopback(self) -> EngineOptions:
         is_loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
