@@ -62,17 +62,20 @@ class EpisodeRunner:
         started = time.monotonic()
         try:
             async with deadline("episode", self._limits.total_s):
-                with boundary(Boundary.ENVIRONMENT, "open"):
-                    opened = self._environments.open(record.ticket.task)
-                async with opened as environment:
-                    await self._play(record, environment)
-                    await on_generated()
-                    if record.failure is None:
-                        record.score = await self._scorer.score(environment)
+                await self._play_and_score(record, on_generated)
         except EpisodeError as error:
             if record.score is None:  # an environment that cannot be freed takes nothing from a verdict
                 record.failure = error.failure
         return record.close(time.monotonic() - started)
+
+    async def _play_and_score(self, record: EpisodeRecord, on_generated: Callable[[], Awaitable[None]]) -> None:
+        with boundary(Boundary.ENVIRONMENT, "open"):
+            opened = self._environments.open(record.ticket.task)
+        async with opened as environment:
+            await self._play(record, environment)
+            await on_generated()
+            if record.failure is None:
+                record.score = await self._scorer.score(environment)
 
     async def _play(self, record: EpisodeRecord, environment: Environment) -> None:
         player = self._player
