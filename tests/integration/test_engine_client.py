@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from engine_server import EngineCalls, Reference
+from safetensors.torch import load_file
+
+from agentrl.inference.checksum import tensor_checksum
+from agentrl.types.errors import Boundary, EngineError, EpisodeError
+from agentrl.types.generation import FinishReason, GenerationRequest, Sampling
+from agentrl.types.version import PolicyVersion, VersionSpan
+
+PROMPT = [20, 31, 42, 53, 64, 75, 86]
+FIRST = PolicyVersion(0, 0)
+
+
+def _request(rid: str, max_new_tokens: int = 8, prompt: list[int] = PROMPT, **sampling: object) -> GenerationRequest:
+    ids = np.asarray(prompt, np.int32)
+    return GenerationRequest(rid, "session", ids, max_new_tokens, (5,), Sampling(**sampling), seed=11)
+
+
+async def test_a_generation_carries_the_replay_contract(engine: EngineCalls, reference: Reference) -> None:
+    client = engine.server.client()
+    generation = await client.generate(_request("contract-0001", 60))
+    output = generation.token_ids.tolist()
+    expected = reference.sampled(engine.server.model, PROMPT, output)
+    assert generation.logprobs.tolist() == pytest.approx(expected, abs=1e-3)
+    assert generation.versions == generation.kv_versions == (VersionSpan(FIRST, 0, len(output)),)
+    assert generation.finish in (FinishReason.STOP, FinishReason.LENGTH)
+    assert generation.kept_tokens is None
+    await client.close()
+
+
+async def test_a_truncated_generation_carries_the_kept_sets_and_the_logprobs_over_them(
+    engine: EngineCalls, reference: Reference
+) -> None:
+    client = engine.server.client()
+    generation = await client.generate(_request("truncated-0001", 6, top_k=7, top_p=0.9, temperature=0.6))
+    kept = generation.kept_tokens
+    assert kept is not None
+    assert len(kept) == len(generation.token_ids)
+    output = generation.token_ids.tolist()
+    tables = reference.distributions(engine.server.model, PROMPT + output, 0.6)[len(PROMPT) - 1 :]
+    for at, token in enumerate(output):
+        ids = kept.ids[kept.offsets[at] : kept.offsets[at + 1]]
+        assert token in ids
+        expected = tables[at][token] - tables[at][ids.astype(np.int64)].logsumexp(-1)
+        assert generation.logprobs[at] == pytest.approx(float(expected), abs=1e-3)
+    await client.close()
+
+
+async def test_scores_equal_hugging_face(engine: EngineCalls, reference: Reference) -> None:
+    client = engine.server.client()
+    assert await client.score(PROMPT) == pytest.approx(reference.logprobs(engine.server.model, PROMPT), abs=1e-4)
+    await client.close()
+
+
+async def test_a_refusal_is_an_episode_failure_with_the_engines_reason(embedded: EngineCalls) -> None:
+    client = embedded.server.client()
+    with pytest.raises(EpisodeError, match="input id 999 lies outside") as caught:
+        await client.generate(_request("refused-0001", prompt=[999]))
+    assert (caught.value.failure.boundary, caught.value.failure.kind) == (Boundary.ENGINE, "refused")
+    with pytest.raises(EngineError, match="/generate: HTTP 400: input id 999"):
+        await client.score([999])
+    with pytest.raises(EngineError, match="/no/such/folder"):
+        await client.update_weights_from_disk("/no/such/folder", FIRST)
+    await client.close()
+
+
+async def test_a_cancelled_call_is_aborted_inside_the_engine(engine: EngineCalls) -> None:
+    client = engine.server.client()
+    task = asyncio.create_task(client.generate(_request("cancelled-0001", 3000)))
+    await engine.wait_for(running=1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await engine.wait_for(running=0, waiting=0)
+    again = await client.generate(_request("cancelled-0001", 3))
+    assert len(again.token_ids) == 3
+    await client.close()
+
+
+async def test_a_call_past_its_deadline_is_aborted_inside_the_engine(embedded: EngineCalls) -> None:
+    client = embedded.server.client("retract", generate_s=0.4)
+    await client.pause()
+    with pytest.raises(EpisodeError, match=r"gave no reply within 0.4 s") as caught:
+        await client.generate(_request("too-late-0001"))
+    assert (caught.value.failure.boundary, caught.value.failure.kind) == (Boundary.TIMEOUT, "engine.generate")
+    await embedded.wait_for(running=0, waiting=0)
+    await client.resume()
+    await client.close()
+
+
+async def test_an_interrupted_call_says_so_and_keeps_its_partial_output(embedded: EngineCalls) -> None:
+    client = embedded.server.client()
+    whole = await client.generate(_request("interrupted-0001", 100))
+    task = asyncio.create_task(client.generate(_request("interrupted-0002", 100)))
+    await embedded.wait_for(running=1)
+    assert await client.pause() == 1
+    partial = await task
+    await client.resume()
+    assert partial.finish is FinishReason.ABORT
+    assert partial.token_ids.tolist() == whole.token_ids[: len(partial.token_ids)].tolist()
+    await client.close()
+
+
+async def test_a_queued_call_that_is_aborted_has_no_tokens_and_no_spans(embedded: EngineCalls) -> None:
+    client = embedded.server.client()
+    await client.pause()
+    task = asyncio.create_task(client.generate(_request("queued-0001")))
+    await embedded.wait_for(waiting=1)
+    await client.abort_all()
+    generation = await task
+    assert (len(generation.token_ids), generation.versions, generation.finish) == (0, (), FinishReason.ABORT)
+    await client.close()
+
+
+async def test_a_receipt_names_what_is_served_now(embedded: EngineCalls) -> None:
+    client = embedded.server.client()
+    version = PolicyVersion(1, 7)
+    await client.pause()
+    await client.update_weights_from_disk(str(embedded.server.other_model), version)
+    receipt = await client.receipt()
+    tensors = load_file(embedded.server.other_model / "model.safetensors")
+    assert receipt.version == version
+    assert receipt.checksums == {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
+    await client.relabel(PolicyVersion(2, 0))
+    assert (await client.receipt()).version == PolicyVersion(2, 0)
+    await client.close()
+
+
+async def test_a_label_that_is_no_version_makes_no_receipt(embedded: EngineCalls) -> None:
+    client = embedded.server.client()
+    await embedded.ok("/update_weight_version", new_version="default")
+    with pytest.raises(EngineError, match="'default' is not a policy version"):
+        await client.receipt()
+    await client.close()
+
+
+async def test_the_token_is_sent_with_every_control_call(exact_engine: EngineCalls) -> None:
+    client = exact_engine.server.client()
+    await client.pause()
+    assert (await exact_engine.info())["paused"] == "abort"
+    await client.resume()
+    await client.close()
+    stranger = type(client)("stranger", exact_engine.server.url, client._config)
+    with pytest.raises(EngineError, match="HTTP 401: /pause_generation needs the engine's bearer token"):
+        await stranger.pause()
+    await stranger.close()
