@@ -55,7 +55,7 @@ def deal(lengths: Sequence[int], num_ranks: int, budget_tokens: int) -> list[lis
     number of micro-batches (empty ones where there is nothing left), because ranks must meet in every
     forward and backward pass. A sequence longer than the budget gets a micro-batch of its own.
 
-    Example: lengths ``[5, 3, 4, 4]``, 2 ranks, budget 8 give ``[[[0]], [[2, 3, 1]]]`` or a like split.
+    Example: lengths ``[5, 3, 4, 4]``, 2 ranks, budget 8 give ``[[[2, 3], []], [[0], [1]]]``.
     """
     total = sum(lengths)
     budget = min(budget_tokens, max(-(-total // num_ranks), 1))
@@ -130,6 +130,10 @@ def _kept(sequences: Sequence[TokenSequence], device: str) -> tuple[torch.Tensor
     parts = [s.kept_tokens for s in sequences if s.kept_tokens is not None]
     if not parts:
         return None
+    if len(parts) != len(sequences):
+        raise ValueError(
+            f"kept sets are known for {len(parts)} of {len(sequences)} sequences; they belong to all or none"
+        )
     kept = KeptTokens.concatenate(parts)
     return torch.from_numpy(kept.ids.astype(np.int64)).to(device), torch.from_numpy(kept.offsets).to(device)
 
