@@ -77,7 +77,7 @@ def _truncate(logprobs_V: torch.Tensor, param: DrawParams) -> tuple[torch.Tensor
     limit = min(param.top_k or len(logprobs_V), len(logprobs_V))
     top, ids = logprobs_V.topk(limit)
     probs = top.exp()
-    is_kept = probs.cumsum(-1) - probs < param.top_p
+    is_kept = probs.cumsum(-1) - probs < (param.top_p if param.top_p < 1.0 else torch.inf)
     is_kept[0] = True
     return ids[is_kept], top[is_kept] - top[is_kept].logsumexp(-1)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import pickle
+import struct
 from typing import Any
 
 import torch
@@ -23,6 +23,11 @@ _ALLOWED = {
     ("torch._tensor", "_rebuild_from_type_v2"),
     ("torch.storage", "_load_from_bytes"),
 }
+# What damaged bytes raise, found by damaging them.
+_DAMAGE = (
+    pickle.UnpicklingError, struct.error, EOFError, ValueError, TypeError, LookupError, ArithmeticError,
+    AttributeError, AssertionError, ImportError, MemoryError, RuntimeError,
+)  # fmt: skip
 
 
 class _TensorUnpickler(pickle.Unpickler):
@@ -53,8 +58,7 @@ def load_named_tensors(payload: str) -> dict[str, torch.Tensor]:
         tensors = {name: tensor for name, tensor in pairs}  # noqa: C416 - unpacking checks the shape
     except BadRequestError:
         raise
-    except (binascii.Error, pickle.UnpicklingError, EOFError, ValueError, TypeError, RuntimeError, AttributeError,
-            IndexError, KeyError, ImportError) as error:  # fmt: skip
+    except _DAMAGE as error:
         raise BadRequestError(f"serialized_named_tensors cannot be read: {error}") from error
     if not all(isinstance(n, str) and isinstance(t, torch.Tensor) for n, t in tensors.items()):
         raise BadRequestError("serialized_named_tensors must be pairs of a name and a tensor")
