@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from agentrl.engine.slots import KVCache, SlotTable
+
+
+def _ids(*tokens: int) -> np.ndarray:
+    return np.asarray(tokens, np.int32)
+
+
+def _fill(table: SlotTable, ids: np.ndarray, origin: int = 0) -> int:
+    """Take a slot, pretend that all its KV was computed."""
+    taken = table.acquire(ids, origin)
+    assert taken is not None
+    table.lengths[taken[0]] = len(ids)
+    return taken[0]
+
+
+def test_a_finished_turn_is_continued_in_its_own_slot() -> None:
+    table = SlotTable(3)
+    slot = _fill(table, _ids(5, 6, 7, 8))
+    table.release(slot)
+    assert table.acquire(_ids(5, 6, 7, 8, 9, 10), 0) == (slot, 4, slot)
+
+
+def test_the_last_token_of_a_context_is_always_left_to_compute() -> None:
+    table = SlotTable(2)
+    slot = _fill(table, _ids(5, 6, 7, 8))
+    table.release(slot)
+    assert table.acquire(_ids(5, 6, 7, 8), 0) == (slot, 3, slot)
+    table.release(slot)
+    assert table.acquire(_ids(5), 0)[1] == 0
+
+
+def test_the_prefix_of_a_busy_slot_is_copied_to_a_free_one() -> None:
+    table = SlotTable(2)
+    busy = _fill(table, _ids(5, 6, 7, 8))
+    slot, reusable, source = table.acquire(_ids(5, 6, 9), 0)
+    assert (reusable, source) == (2, busy)
+    assert slot != busy
+
+
+def test_a_short_common_prefix_does_not_cost_a_long_slot_its_tokens() -> None:
+    table = SlotTable(2)
+    long = _fill(table, np.arange(20, 60, dtype=np.int32))
+    table.release(long)
+    slot, reusable, source = table.acquire(_ids(20, 21, 99, 98), 0)
+    assert (reusable, source) == (2, long)
+    assert slot != long
+
+
+def test_nothing_is_reused_across_a_change_of_weights() -> None:
+    table = SlotTable(2)
+    slot = _fill(table, _ids(5, 6, 7, 8), origin=0)
+    table.release(slot)
+    assert table.acquire(_ids(5, 6, 7, 8, 9), 1)[1] == 0
+
+
+def test_flushing_forgets_everything() -> None:
+    table = SlotTable(1)
+    slot = _fill(table, _ids(5, 6, 7, 8))
+    table.release(slot)
+    table.flush()
+    assert table.acquire(_ids(5, 6, 7, 8, 9), 0)[1] == 0
+
+
+def test_no_slot_is_given_while_all_are_busy() -> None:
+    table = SlotTable(2)
+    first = _fill(table, _ids(5))
+    _fill(table, _ids(6))
+    assert (table.num_busy, table.num_rows) == (2, 2)
+    assert table.acquire(_ids(5, 6), 0) is None
+    table.release(first)
+    assert (table.num_busy, table.num_rows) == (1, 2)
+    assert table.acquire(_ids(9), 0)[0] == first
+
+
+def test_of_equal_slots_the_empty_and_then_the_longest_unused_is_taken() -> None:
+    table = SlotTable(3)
+    slots = [_fill(table, _ids(10 * n)) for n in range(1, 3)]
+    for slot in reversed(slots):
+        table.release(slot)
+    empty = _fill(table, _ids(99))
+    assert empty not in slots
+    assert table.acquire(_ids(98), 0)[0] == slots[1]
+
+
+def test_drawn_tokens_count_once_their_kv_is_there() -> None:
+    table = SlotTable(1)
+    slot = _fill(table, _ids(5, 6))
+    table.append(np.asarray([slot]), _ids(7))
+    table.release(slot)
+    assert table.acquire(_ids(5, 6, 7, 8), 0)[1] == 2
+
+
+def test_the_table_grows_with_its_contexts() -> None:
+    table = SlotTable(1)
+    ids = np.arange(1000, dtype=np.int32)
+    slot = _fill(table, ids)
+    table.append(np.asarray([slot]), _ids(7))
+    table.release(slot)
+    assert table.acquire(np.append(ids, 5).astype(np.int32), 0)[1] == 1000
+
+
+def test_the_cache_grows_without_losing_what_it_holds() -> None:
+    cache = KVCache(2, 3, 1, 4, torch.float32, "cpu")
+    cache.keys[1][2, :, :5] = 7.0
+    cache.reserve(cache.capacity)
+    assert cache.capacity > 128
+    assert cache.keys[0].shape == cache.values[1].shape == (3, 1, cache.capacity, 4)
+    cache.copy_prefix(2, 0, 3)
+    assert cache.keys[1][0, 0, :, 0].nonzero().flatten().tolist() == [0, 1, 2]

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import base64
+import collections
+import io
+import os
+import pickle
+import random
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.engine.request import BadRequestError
+from agentrl.engine.unpickler import load_named_tensors
+
+
+def _encoded(value: Any, protocol: int | None = None) -> str:
+    return base64.b64encode(pickle.dumps(value, protocol)).decode()
+
+
+class _Reduced:
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_plain_tensors_arrive_as_they_were(dtype: torch.dtype, protocol: int) -> None:
+    tensors = {"a": torch.randn(3, 4).to(dtype), "b": torch.randn(6, 2).to(dtype)[::2].T}
+    read = load_named_tensors(_encoded(list(tensors.items()), protocol))
+    assert read.keys() == tensors.keys()
+    assert all(read[name].dtype == dtype and read[name].equal(tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (os.system, ("touch {path}",)),
+        (subprocess.check_call, (["touch", "{path}"],)),
+        (eval, ("open('{path}', 'w')",)),
+        (exec, ("open('{path}', 'w')",)),
+        (getattr, (os, "system")),
+        (open, ("{path}", "w")),
+        (torch.load, ("{path}",)),
+        (collections.namedtuple, ("A", "b")),
+    ],
+)
+def test_no_payload_runs_anything(function: Any, arguments: tuple[Any, ...], tmp_path: Any) -> None:
+    path = str(tmp_path / "touched")
+    filled = [a.replace("{path}", path) if isinstance(a, str) else a for a in arguments]
+    filled = [[part.replace("{path}", path) for part in a] if isinstance(a, list) else a for a in filled]
+    try:
+        payload = _encoded([("a", _Reduced(function, *filled))])
+    except TypeError:
+        payload = base64.b64encode(b"cbuiltins\ngetattr\n.").decode()
+    with pytest.raises(BadRequestError, match="only plain tensors are read"):
+        load_named_tensors(payload)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_code_hidden_in_a_storage_does_not_run_either(tmp_path: Any) -> None:
+    for data in (
+        pickle.dumps(_Reduced(os.system, f"touch {tmp_path / 'touched'}"), protocol=2),
+        _saved(_Reduced(os.system, f"touch {tmp_path / 'touched'}")),
+    ):
+        with pytest.raises(BadRequestError, match="cannot be read"):
+            load_named_tensors(_encoded([("a", _Reduced(torch.storage._load_from_bytes, data))]))
+    assert not (tmp_path / "touched").exists()
+
+
+def _saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def test_an_attribute_of_an_allowed_global_is_not_reached() -> None:
+    payload = base64.b64encode(b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.__init__\x93.").decode()
+    with pytest.raises(BadRequestError, match=r"collections\.OrderedDict\.__init__"):
+        load_named_tensors(payload)
+
+
+def test_a_tensor_that_no_memory_holds_is_refused() -> None:
+    storage = torch.zeros(4).untyped_storage()
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.float32, _internal=True)
+    rebuilt = _Reduced(torch._utils._rebuild_tensor_v2, typed, 0, (2**50,), (1,), False, collections.OrderedDict())
+    with pytest.raises(BadRequestError):
+        load_named_tensors(_encoded([("a", rebuilt)]))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ["", "é", "####", base64.b64encode(b"not a pickle").decode(), _encoded(7), _encoded([1, 2]), _encoded([("a",)])],
+)
+def test_what_is_no_list_of_pairs_is_refused(payload: str) -> None:
+    with pytest.raises(BadRequestError, match="cannot be read"):
+        load_named_tensors(payload)
+
+
+@pytest.mark.parametrize("pairs", [[(1, torch.zeros(1))], [("a", 1.0)], [("a", torch.nn.Module)]])
+def test_pairs_of_anything_else_are_refused(pairs: Any) -> None:
+    with pytest.raises(BadRequestError):
+        load_named_tensors(_encoded(pairs))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_damaged_payloads_are_refused_or_read_but_never_crash() -> None:
+    good = pickle.dumps([("a", torch.zeros(4, 4)), ("b", torch.zeros(3).bfloat16())])
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(1500):
+        data = bytearray(good)
+        for _ in range(chance.choice([1, 1, 2, 5])):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            load_named_tensors(base64.b64encode(data).decode())
+        except BadRequestError:
+            refused += 1
+    assert refused > 1000

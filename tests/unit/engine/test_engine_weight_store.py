@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from agentrl.engine.model import load_network
+from agentrl.engine.request import BadRequestError
+from agentrl.engine.weights import WeightStore, read_folder
+from agentrl.inference.checksum import tensor_checksum
+from agentrl.types.errors import ConfigError
+
+
+@pytest.fixture
+def store(tiny_model: Path) -> WeightStore:
+    return WeightStore(load_network(tiny_model, torch.float32, "cpu"))
+
+
+@pytest.fixture
+def tensors(tiny_model: Path) -> dict[str, torch.Tensor]:
+    return load_file(tiny_model / "model.safetensors")
+
+
+def test_a_folder_lacking_a_tensor_is_refused_and_nothing_changes(
+    store: WeightStore, tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    before = store.checksums()
+    changed = {name: tensor + 1 for name, tensor in tensors.items()}
+    lost = sorted(changed)[3]
+    del changed[lost]
+    save_file(changed, tmp_path / "model.safetensors")
+    with pytest.raises(BadRequestError, match=f"lacks 1 tensors, such as {lost}"):
+        store.load_folder(tmp_path)
+    assert store.checksums() == before
+
+
+def test_a_sharded_folder_is_read_whole(store: WeightStore, tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    names = sorted(tensors)
+    shards = {"one.safetensors": names[:4], "two.safetensors": names[4:]}
+    for file, part in shards.items():
+        save_file({name: tensors[name] + 1 for name in part}, tmp_path / file)
+    index = {name: file for file, part in shards.items() for name in part}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert store.load_folder(tmp_path) == sum(tensor.nbytes for tensor in tensors.values())
+    assert store.checksums() == {name: tensor_checksum(tensor + 1) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no safetensors at all"])
+def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(BadRequestError, match=str(tmp_path)):
+        read_folder(tmp_path)
+
+
+def test_tied_weights_may_come_under_either_name(store: WeightStore, tensors: dict[str, torch.Tensor]) -> None:
+    changed = tensors["model.embed_tokens.weight"] + 1
+    store.load({"lm_head.weight": changed})
+    assert store.checksums()["model.embed_tokens.weight"] == tensor_checksum(changed)
+    assert "lm_head.weight" not in store.checksums()
+
+
+def test_float64_weights_have_the_checksums_of_the_float32_ones(tiny_model: Path, store: WeightStore) -> None:
+    doubled = WeightStore(load_network(tiny_model, torch.float64, "cpu"))
+    assert doubled.checksums() == store.checksums()
+
+
+def test_a_checksum_sees_dtype_shape_and_every_byte() -> None:
+    tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    nudged = tensor.clone()
+    nudged[2, 3] += 1e-5
+    variants = [tensor, tensor.reshape(4, 3), tensor.bfloat16(), tensor.int(), nudged]
+    assert len({tensor_checksum(variant) for variant in variants}) == 5
+    assert tensor_checksum(tensor.T.contiguous().T) == tensor_checksum(tensor)
+    assert tensor_checksum(torch.tensor(1.0)) != tensor_checksum(torch.tensor([1.0]))
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"no model at {tmp_path}: config.json is missing"):
+        load_network(tmp_path, torch.float32, "cpu")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"model {tmp_path} cannot be loaded"):
+        load_network(tmp_path, torch.float32, "cpu")
