@@ -21,6 +21,7 @@ from agentrl.types.message import Message
 from agentrl.types.task import Task
 
 T = TypeVar("T")
+_START_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -130,6 +131,15 @@ class ProcessHost:
                 Boundary.ENVIRONMENT, "worker", f"no worker process could be started: {error}"
             ) from error
         self._all.add(worker)
+        try:
+            await worker.call("wake", result=type(None), deadline_s=_START_S)
+        except (ProcessDiedError, RemoteCallError, TimeoutError) as error:
+            self._discard(worker)
+            message = f"worker {number} did not start within {_START_S:g} s: {error}"
+            raise EpisodeError(Boundary.ENVIRONMENT, "worker", message) from error
+        except asyncio.CancelledError:
+            self._discard(worker)
+            raise
         return worker
 
     async def _put_back(self, worker: ChildProcess, environment: RemoteEnvironment) -> None:

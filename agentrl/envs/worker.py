@@ -28,6 +28,9 @@ class EnvironmentWorker:
         """Make the environment of a new episode."""
         self._environment = self._definition.create(self._options, task)
 
+    def wake(self) -> None:
+        """Answer, now that everything is imported."""
+
     async def start(self) -> Opening:
         """The environment's opening."""
         return check_opening(await _value(self._environment.start()))

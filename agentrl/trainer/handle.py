@@ -121,6 +121,7 @@ class TrainerHandle:
                 return calls[0].result()
         except asyncio.CancelledError:
             self.kill()
+            await asyncio.gather(*calls, return_exceptions=True)
             raise
         self.kill()
         await asyncio.gather(*pending, return_exceptions=True)

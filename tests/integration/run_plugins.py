@@ -15,7 +15,7 @@ from agentrl.types.task import Split, Task
 
 
 class CoinOptions(ConfigModel):
-    fault: str = ""
+    faults: tuple[str, ...] = ()
     every: int = 1
 
 
@@ -23,7 +23,8 @@ class Coin:
     """Rewards a reply by the checksum of its text: nothing to learn, but always something to train on."""
 
     def __init__(self, options: CoinOptions, task: Task) -> None:
-        self._fault = options.fault if task.ordinal % options.every == 0 else ""
+        place, is_well = divmod(task.ordinal, options.every)
+        self._fault = options.faults[place % len(options.faults)] if options.faults and not is_well else ""
         self._task = task
         self._reply = ""
 
