@@ -52,6 +52,8 @@ def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
             kept = KeptTokens.from_lists(meta["output_token_sampling_mask"])
         else:
             logprobs, kept = [entry[0] for entry in meta["output_token_logprobs"]], None
+            if [entry[1] for entry in meta["output_token_logprobs"]] != answer["output_ids"]:
+                raise ValueError(f"the {len(logprobs)} logprobs are not of the {len(token_ids)} output_ids")
         versions = _parse_spans(meta, "weight_versions", len(token_ids))
         kv_versions = _parse_spans(meta, "kv_versions", len(token_ids)) if "kv_versions" in meta else versions
         generation = Generation(
@@ -85,6 +87,14 @@ def _check_alignment(generation: Generation) -> None:
         or (not spans_tile(generation.versions, num_tokens) and f"version spans {generation.versions}")
         or (not spans_tile(generation.kv_versions, num_tokens) and f"KV version spans {generation.kv_versions}")
         or (kept is not None and len(kept) != num_tokens and f"{len(kept)} kept sets")
+        or (kept is not None and not _holds_each(kept, generation.token_ids) and "a kept set without its token")
     )  # fmt: skip
     if broken:
         raise EpisodeError(Boundary.CONTRACT, "engine.answer", f"{broken} for {num_tokens} tokens")
+
+
+def _holds_each(kept: KeptTokens, token_ids: np.ndarray) -> bool:
+    """Whether each token is once in its own kept set."""
+    owners = np.repeat(np.arange(len(token_ids)), np.diff(kept.offsets))
+    hits = owners[kept.ids == token_ids[owners]]
+    return np.array_equal(hits, np.arange(len(token_ids)))
