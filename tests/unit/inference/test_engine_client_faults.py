@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from canned_server import HANGS, HANGS_UP, canned_server, json_answer, plain_answer
+
+from agentrl.inference.client import EngineClient
+from agentrl.inference.config import ClientConfig
+from agentrl.types.errors import Boundary, EngineError, EpisodeError
+from agentrl.types.generation import GenerationRequest, Sampling
+from agentrl.types.version import PolicyVersion
+
+REQUEST = GenerationRequest("rid-1", "session", np.asarray([5, 6], np.int32), 3, (1,), Sampling(), 7)
+QUICK = ClientConfig(generate_s=0.2, control_s=0.2, load_s=0.2, connect_s=0.2)
+GOOD = {
+    "output_ids": [8, 9],
+    "meta_info": {
+        "finish_reason": {"type": "stop", "matched": 9},
+        "output_token_logprobs": [[-0.5, 8, None], [-0.25, 9, None]],
+        "weight_versions": [{"version": "0.3", "start": 0, "end": 2}],
+    },
+}
+
+
+async def _failure(answer: bytes) -> EpisodeError:
+    async with canned_server({"/generate": answer}) as server:
+        client = EngineClient("main-0", server.url, QUICK)
+        with pytest.raises(EpisodeError) as caught:
+            await client.generate(REQUEST)
+        await client.close()
+    return caught.value
+
+
+async def _control_error(path: str, answer: bytes, call: str, *arguments: Any) -> str:
+    async with canned_server({path: answer}) as server:
+        client = EngineClient("main-0", server.url, QUICK)
+        with pytest.raises(EngineError) as caught:
+            await getattr(client, call)(*arguments)
+        await client.close()
+    return str(caught.value)
+
+
+async def test_an_engine_that_is_not_there_is_unreachable() -> None:
+    client = EngineClient("main-0", "http://127.0.0.1:9", QUICK)
+    with pytest.raises(EpisodeError, match=r"main-0 at http://127\.0\.0\.1:9: ConnectError") as caught:
+        await client.generate(REQUEST)
+    assert (caught.value.failure.boundary, caught.value.failure.kind) == (Boundary.ENGINE, "unreachable")
+    with pytest.raises(EngineError, match="does not answer: ConnectError"):
+        await client.model_info()
+    with pytest.raises(EngineError, match="/pause_generation: ConnectError"):
+        await client.pause()
+    await client.close()
+
+
+async def test_an_engine_that_drops_the_call_is_unreachable() -> None:
+    error = await _failure(HANGS_UP)
+    assert (error.failure.boundary, error.failure.kind) == (Boundary.ENGINE, "unreachable")
+    assert "RemoteProtocolError" in error.failure.message
+
+
+async def test_half_an_answer_is_waited_for_until_the_deadline() -> None:
+    cut = b"HTTP/1.1 200 X\r\ncontent-length: 50\r\n\r\n{"
+    async with canned_server({"/generate": cut}) as server:
+        client = EngineClient("main-0", server.url, QUICK)
+        with pytest.raises(EpisodeError) as caught:
+            await client.generate(REQUEST)
+        await client.close()
+    assert caught.value.failure.kind == "engine.generate"
+
+
+async def test_a_silent_engine_is_a_timeout_and_hears_an_abort() -> None:
+    async with canned_server({"/generate": HANGS}) as server:
+        client = EngineClient("main-0", server.url, QUICK)
+        with pytest.raises(EpisodeError, match=r"main-0 gave no reply within 0.2 s") as caught:
+            await client.generate(REQUEST)
+        await client.close()
+    assert (caught.value.failure.boundary, caught.value.failure.kind) == (Boundary.TIMEOUT, "engine.generate")
+    assert server.seen[-1] == ("/abort_request", {"rid": "rid-1"})
+
+
+async def test_a_cancelled_call_sends_an_abort_even_if_that_hangs() -> None:
+    async with canned_server({"/generate": HANGS, "/abort_request": HANGS}) as server:
+        client = EngineClient("main-0", server.url, ClientConfig(control_s=0.1))
+        task = asyncio.create_task(client.generate(REQUEST))
+        while not server.seen:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await client.close()
+    assert server.paths() == ["/generate", "/abort_request"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (json_answer({"error": {"message": "too hot"}}, 400), "HTTP 400: too hot"),
+        (json_answer({"error": "unknown field"}, 400), "HTTP 400: unknown field"),
+        (json_answer({"object": "error", "message": "schema"}, 400), "HTTP 400: schema"),
+        (plain_answer(b"Internal Server Error", 500), "HTTP 500: Internal Server Error"),
+        (plain_answer(b"", 503), "HTTP 503"),
+    ],
+)
+async def test_a_refusal_carries_the_servers_words(answer: bytes, message: str) -> None:
+    error = await _failure(answer)
+    assert (error.failure.boundary, error.failure.kind) == (Boundary.ENGINE, "refused")
+    assert error.failure.message == f"main-0: {message}"
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"null", b"[]", b"7", b'{"meta_info": null}'])
+async def test_an_answer_that_is_no_generation_breaks_the_contract(content: bytes) -> None:
+    error = await _failure(plain_answer(content))
+    assert (error.failure.boundary, error.failure.kind) == (Boundary.CONTRACT, "engine.answer")
+
+
+async def test_a_good_answer_is_read_and_its_connection_used_again() -> None:
+    async with canned_server({"/generate": json_answer(GOOD)}) as server:
+        client = EngineClient("main-0", server.url, QUICK)
+        for _ in range(3):
+            generation = await client.generate(REQUEST)
+        await client.close()
+    assert generation.token_ids.tolist() == [8, 9]
+    assert server.connections == 1
+
+
+async def test_control_calls_past_their_deadline_are_named() -> None:
+    version = PolicyVersion(0, 1)
+    assert "/pause_generation took longer than 0.2 s" in await _control_error("/pause_generation", HANGS, "pause")
+    message = await _control_error("/update_weights_from_disk", HANGS, "update_weights_from_disk", "/w", version)
+    assert message == "engine main-0: /update_weights_from_disk took longer than 0.2 s"
+    assert "does not answer: TimeoutError" in await _control_error("/model_info", HANGS, "model_info")
+
+
+@pytest.mark.parametrize("info", [{}, {"weight_version": "default"}, {"weight_version": None}, [], "text"])
+async def test_a_receipt_without_a_version_is_an_engine_error(info: Any) -> None:
+    assert "main-0: /model_info" in await _control_error("/model_info", json_answer(info), "receipt")
+
+
+@pytest.mark.parametrize("meta", [{}, {"input_token_logprobs": [[None, 5], [None, 6]]}, {"input_token_logprobs": 7}])
+async def test_scores_that_are_no_numbers_are_an_engine_error(meta: Any) -> None:
+    assert "/generate" in await _control_error("/generate", json_answer({"meta_info": meta}), "score", [5, 6])
+
+
+@pytest.mark.parametrize(("mode", "flushes"), [("abort", True), ("retract", True), ("in_place", False)])
+async def test_a_load_keeps_the_cache_of_requests_frozen_in_place(mode: Any, flushes: bool) -> None:
+    async with canned_server({"/abort_request": plain_answer(b"")}) as server:
+        client = EngineClient("main-0", server.url, QUICK, mode)
+        assert await client.pause() == 0
+        await client.update_weights_from_disk("/w", PolicyVersion(0, 4))
+        await client.abort_all()
+        await client.close()
+    assert server.seen[0] == ("/pause_generation", {"mode": mode})
+    assert server.seen[1][1]["flush_cache"] is flushes
+    assert server.seen[1][1]["weight_version"] == "0.4"
+    assert server.seen[2] == ("/abort_request", {"abort_all": True})
