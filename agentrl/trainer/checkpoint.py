@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -25,6 +27,7 @@ from agentrl.types.version import PolicyVersion
 _WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer-{}.pt"
 _OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_UNREADABLE = (OSError, EOFError, RuntimeError, SafetensorError, pickle.UnpicklingError)
 
 
 def stage_weights(
@@ -49,7 +52,7 @@ def stage_weights(
             _copy_companions(source, staging)
             shutil.rmtree(folder, ignore_errors=True)
             staging.rename(folder)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             message = f"weights {version} cannot be written to {folder}: {error}; free space, then resume the run"
             raise StorageError(message) from error
         num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
@@ -59,9 +62,12 @@ def stage_weights(
 
 
 def save_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) -> None:
-    """Write the optimizer's state beside staged weights. All ranks must call; rank 0 writes."""
+    """Write the optimizer's state beside staged weights. All ranks must call; rank 0 writes.
+
+    The state of an optimizer that never stepped is empty: asked for it, PyTorch would make it step.
+    """
     for number, part in enumerate(optimizer.parts):
-        state = get_optimizer_state_dict(policy, part, options=_OPTIONS)
+        state = get_optimizer_state_dict(policy, part, options=_OPTIONS) if part.state else {}
         if dist.get_rank() == 0:
             try:
                 torch.save(state, folder / _OPTIMIZER.format(number))
@@ -74,13 +80,15 @@ def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Pat
     try:
         weights = load_file(folder / _WEIGHTS)
         states = [torch.load(folder / _OPTIMIZER.format(n), weights_only=True) for n in range(len(optimizer.parts))]
-    except (OSError, RuntimeError) as error:
+    except _UNREADABLE as error:
         raise StorageError(f"checkpoint {folder} cannot be read: {error}") from error
     with torch.no_grad():
         for name, parameter in policy.network.named_parameters():
             parameter.copy_(_laid_out_like(weights[name].to(parameter.device), parameter))
     for part, state in zip(optimizer.parts, states, strict=True):
-        set_optimizer_state_dict(policy, part, state, options=StateDictOptions(full_state_dict=True))
+        part.state.clear()
+        if state:
+            set_optimizer_state_dict(policy, part, state, options=StateDictOptions(full_state_dict=True))
 
 
 def _laid_out_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
