@@ -42,7 +42,7 @@ class OptimizerConfig(ConfigModel):
     second_beta: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Second beta of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay."""
+    """Weight decay: decoupled for AdamW and Muon, added to the gradient for SGD."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients of a larger norm are scaled down to it; counted as ``trainer/grad_norm``."""
 

@@ -18,11 +18,13 @@ class Muon(torch.optim.Optimizer):
     """Momentum orthogonalised by Newton-Schulz (Keller Jordan, 2024), for matrices that may be sharded.
 
     The momentum is kept in shards; the update is computed on the whole matrix on every rank. Scaled by
-    sqrt(max(1, rows / columns)), as its author does.
+    sqrt(max(1, rows / columns)), as its author does. Weight decay is decoupled.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float, momentum: float) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], lr: float, momentum: float, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -34,6 +36,7 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 momentum = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
                 nesterov = parameter.grad.lerp(momentum, group["momentum"])
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(_orthogonalised(nesterov), alpha=-group["lr"])
 
 
@@ -59,13 +62,13 @@ def _build(policy: torch.nn.Module, config: OptimizerConfig) -> list[torch.optim
     adam: dict[str, Any] = {"betas": betas, "weight_decay": config.weight_decay}
     if config.kind == "adamw":
         return [torch.optim.AdamW(parameters, lr=config.learning_rate, **adam)]
+    decay = config.weight_decay
     if config.kind == "sgd":
-        decay = config.weight_decay
         return [torch.optim.SGD(parameters, lr=config.learning_rate, momentum=config.momentum, weight_decay=decay)]
     matrices = [p for n, p in policy.named_parameters() if p.requires_grad and _is_block_matrix(n, p)]
     chosen = {id(p) for p in matrices}
     rest = [p for p in parameters if id(p) not in chosen]
-    muon = Muon(matrices, lr=config.learning_rate, momentum=config.momentum)
+    muon = Muon(matrices, lr=config.learning_rate, momentum=config.momentum, weight_decay=decay)
     return [muon, torch.optim.AdamW(rest, lr=config.rest_learning_rate, **adam)]
 
 
