@@ -19,7 +19,7 @@ help:            ## this list
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import math
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_host
 from agentrl.orchestration.players import build_scaffold
@@ -31,7 +33,7 @@ from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.trainer.sequence import TokenSequence, supervised_sequence
 from agentrl.types.episode import StopReason
-from agentrl.types.errors import ConfigError
+from agentrl.types.errors import AgentRLError, ConfigError
 from agentrl.types.task import Limits
 from agentrl.types.trajectory import build_trajectories
 from agentrl.types.version import PolicyVersion
@@ -143,23 +145,25 @@ class WarmStart:
         save_tokenizer(tokenizer, folder)
 
     async def _learn(self, teacher: TeacherConfig, model: Path) -> tuple[int, float, float]:
+        """Let the teacher play while the trainer starts, then imitate."""
         config = self._config
         chat = ChatFormat.load(model, config.chat)
-        self._observer.on_phase(f"{teacher.transcripts} episodes of expert '{teacher.expert}'")
-        pool = await self._transcripts(teacher.expert, chat, range(teacher.transcripts))
-        behind = range(teacher.transcripts, teacher.transcripts + teacher.check_transcripts)
-        check = await self._transcripts(teacher.check_expert, chat, behind)
-        self._observer.on_phase("imitating")
-        from agentrl.algorithms.config import AlgorithmConfig
-
-        trainer = await TrainerHandle.start(
-            "warmstart", model, _FIRST, config.trainer, AlgorithmConfig(), 1.0, self._work
+        starting = asyncio.create_task(
+            TrainerHandle.start("warmstart", model, _FIRST, config.trainer, AlgorithmConfig(), 1.0, self._work)
         )
         try:
+            self._observer.on_phase(f"{teacher.transcripts} episodes of expert '{teacher.expert}'")
+            pool = await self._transcripts(teacher.expert, chat, range(teacher.transcripts))
+            behind = range(teacher.transcripts, teacher.transcripts + teacher.check_transcripts)
+            check = await self._transcripts(teacher.check_expert, chat, behind)
+            self._observer.on_phase("imitating")
+            trainer = await starting
             steps, loss, excess = await self._steps(trainer, pool, check, teacher)
             await trainer.stage(_FIRST, self._work / "trained")
         finally:
-            await trainer.close()
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, AgentRLError):
+                await (await starting).close()
         return steps, loss, excess
 
     async def _steps(
