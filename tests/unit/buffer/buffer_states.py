@@ -1,0 +1,167 @@
+"""An explicit model of the episode buffer, and the machine that compares the two after every event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.buffer.config import BufferConfig
+from agentrl.buffer.frontier import FrontierState
+from agentrl.buffer.ledger import Ledger, LedgerLine
+from agentrl.buffer.memory import MemoryBuffer
+from agentrl.testing.builders import build_episode
+from agentrl.types.batch import TrainBatch
+from agentrl.types.episode import Episode, Ticket
+from agentrl.types.task import Split, Task
+from agentrl.types.version import PolicyVersion
+
+
+def make_buffer(
+    config: BufferConfig, lines: list[LedgerLine], places: int = 64, attempts: int = 1, failures: int = 1000, **options
+) -> MemoryBuffer:
+    return MemoryBuffer(
+        config,
+        places=places,
+        max_attempts=attempts,
+        max_consecutive_failures=failures,
+        sample_task=lambda ordinal: Task("fake", Split.TRAIN, ordinal),
+        seed=0,
+        versions={"main": PolicyVersion(0, options.pop("step", 0))},
+        frontier=options.pop("frontier", FrontierState()),
+        ledger=Ledger(lines.append),
+        **options,
+    )
+
+
+def at(step: int) -> dict[str, PolicyVersion]:
+    return {"main": PolicyVersion(0, step)}
+
+
+async def attempt(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a call that must not wait; None if it would."""
+    task = asyncio.ensure_future(work)
+    for _ in range(6):
+        await asyncio.sleep(0)
+    if task.done():
+        return task.result()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return None
+
+
+@dataclass
+class ModelGroup:
+    """What a reader of the documentation expects of one group."""
+
+    size: int
+    in_flight: dict[str, Ticket] = field(default_factory=dict)
+    waiting_for_retry: int = 0
+    num_members: int = 0
+    good: list[Episode] = field(default_factory=list)
+
+    @property
+    def num_counted(self) -> int:
+        """Members that take up the staleness bound: all that were dispatched and do not wait for a retry."""
+        return self.num_members - self.waiting_for_retry
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_members == self.size and not self.in_flight and not self.waiting_for_retry
+
+
+@dataclass
+class BufferModel:
+    """Counts everything anew from the groups instead of keeping counters."""
+
+    config: BufferConfig
+    places: int
+    attempts: int
+    version: int = 0
+    loaded: int = 0
+    groups: dict[int, ModelGroup] = field(default_factory=dict)
+    running: set[str] = field(default_factory=set)
+    dispatched: list[str] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+    num_taken: int = 0
+
+    @property
+    def num_counted(self) -> int:
+        return self.num_taken * self.config.group_size + sum(g.num_counted for g in self.groups.values())
+
+    @property
+    def bound(self) -> int:
+        return (self.config.max_staleness + self.loaded + 1) * self.config.episodes_per_step
+
+    @property
+    def in_flight(self) -> dict[str, Ticket]:
+        return {name: ticket for g in self.groups.values() for name, ticket in g.in_flight.items()}
+
+    def may_admit(self) -> bool:
+        return len(self.running) < self.places and self.num_counted < self.bound
+
+    def admit(self, ticket: Ticket) -> None:
+        group = self.groups.setdefault(ticket.group, ModelGroup(self.config.group_size))
+        if ticket.attempt:
+            group.waiting_for_retry -= 1
+        else:
+            assert ticket.member == group.num_members
+            group.num_members += 1
+        group.in_flight[ticket.episode_id] = ticket
+        self.running.add(ticket.episode_id)
+        self.dispatched.append(ticket.episode_id)
+
+    def settle(self, ticket: Ticket, episode: Episode | None) -> None:
+        group = self.groups[ticket.group]
+        del group.in_flight[ticket.episode_id]
+        self.running.discard(ticket.episode_id)
+        if episode is not None:
+            group.good.append(episode)
+        else:
+            self.failed.add(ticket.episode_id)
+            group.waiting_for_retry += ticket.attempt + 1 < self.attempts
+        if group.is_complete and not self.may_train(group):
+            del self.groups[ticket.group]
+
+    def may_train(self, group: ModelGroup) -> bool:
+        rewards = {episode.reward for episode in group.good}
+        if len(group.good) < min(2, group.size):
+            return False
+        return self.config.group_filter == "none" or len(rewards) > 1
+
+    def take(self, batch: TrainBatch) -> None:
+        """Remove what was taken, and check that it is legal to train it."""
+        episodes = {e.episode_id: (n, e) for n, g in self.groups.items() if g.is_complete for e in g.good}
+        numbers = {episodes[entry.episode_id][0] for entry in batch.episodes}
+        assert len(numbers) == self.config.groups_per_step
+        assert len(batch.episodes) == sum(len(self.groups[number].good) for number in numbers)
+        for entry in batch.episodes:
+            episode = episodes[entry.episode_id][1]
+            assert entry.reward == episode.reward
+            for view in entry.trajectories:
+                self._check_mask(view.loss_mask, episode)
+        for number in numbers:
+            del self.groups[number]
+        self.num_taken += len(numbers)
+        self.version += 1
+
+    def _check_mask(self, mask: Any, episode: Episode) -> None:
+        """Exactly the tokens that are fresh enough are trained; under ``wait`` that is every token."""
+        expected: list[bool] = []
+        for node in episode.nodes:
+            fresh = node.sample is not None and all(
+                self.version - span.version.step <= self.config.max_staleness for span in node.sample.versions
+            )
+            expected += [fresh] * len(node.token_ids)
+        assert mask.tolist() == expected
+        if self.config.staleness == "wait":
+            assert int(mask.sum()) == episode.num_sampled_tokens
+
+
+def good_episode(ticket: Ticket, reward: float, middle: int, loaded: int) -> Episode:
+    """Three replies: by the version at admission, by one between, by the one that is loaded now."""
+    start = ticket.started_at["main"].step
+    return build_episode(ticket, [(3, start), (2, min(start + middle, loaded)), (1, loaded)], reward)

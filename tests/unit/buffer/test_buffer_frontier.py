@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.buffer.frontier import Frontier, FrontierState
+
+
+def test_ordinals_come_in_order():
+    frontier = Frontier()
+    assert [frontier.next() for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_restored_frontier_repeats_what_was_in_flight_and_nothing_else():
+    frontier = Frontier()
+    for _ in range(4):
+        frontier.next()
+    frontier.finish([0, 1, 3])
+    assert frontier.state() == FrontierState(2, (3,))
+    restored = Frontier.restore(frontier.state())
+    assert [restored.next() for _ in range(3)] == [2, 4, 5]
+
+
+def test_a_gap_that_closes_after_a_restore_does_not_bring_back_what_lay_behind_it():
+    restored = Frontier.restore(FrontierState(2, (3,)))
+    assert restored.next() == 2
+    restored.finish([2])
+    assert restored.state() == FrontierState(4)
+    assert restored.next() == 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.randoms(use_true_random=False)), max_size=8))
+def test_nothing_is_skipped_or_repeated_whatever_finished_before_a_restore(rounds):
+    frontier, done = Frontier(), []
+    for num_handed_out, chance in rounds:
+        in_flight = []
+        for _ in range(num_handed_out):
+            in_flight.append(frontier.next())
+            chance.shuffle(in_flight)
+            finished = [in_flight.pop() for _ in range(chance.randint(0, len(in_flight)))]
+            frontier.finish(finished)
+            done += finished
+        frontier = Frontier.restore(frontier.state())
+    assert len(done) == len(set(done))
+    remaining = [frontier.next() for _ in range(30)]
+    assert remaining == sorted(set(range(max([*done, *remaining]) + 1)) - set(done))[:30]

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from buffer_states import at, make_buffer
+
+from agentrl.buffer.config import BufferConfig
+from agentrl.buffer.frontier import FrontierState
+from agentrl.buffer.ledger import Ledger
+from agentrl.testing.builders import build_episode, build_ticket
+from agentrl.types.errors import Boundary, Failure
+
+CRASH = Failure(Boundary.ENVIRONMENT, "crashed", "gone")
+
+
+def test_goodput_says_where_sampled_tokens_went():
+    ledger = Ledger([].append)
+    ledger.trained(build_episode(build_ticket("a"), [(4, 0), (4, 0)]), trained_tokens=6, step=1)
+    ledger.dropped(build_episode(build_ticket("b"), [(2, 0)]), "no_spread", 1)
+    assert ledger.goodput() == {
+        "goodput/dropped_no_spread_fraction": 0.2,
+        "goodput/masked_stale_fraction": 0.2,
+        "goodput/trained_fraction": 0.6,
+    }
+    assert ledger.episodes == {"trained": 1, "dropped_no_spread": 1}
+
+
+def test_a_line_says_what_became_of_an_episode():
+    lines = []
+    episode = replace(build_episode(build_ticket("a"), [(4, 0), (3, 0)], 0.5), seconds=1.23456)
+    Ledger(lines.append).trained(episode, trained_tokens=4, step=9)
+    [line] = lines
+    assert (line.episode_id, line.task, line.outcome, line.reason) == ("a", "fake/train/0", "trained", "")
+    assert (line.turns, line.sampled_tokens, line.trained_tokens, line.masked_tokens) == (2, 7, 4, 3)
+    assert (line.reward, line.seconds, line.step) == (0.5, 1.2346, 9)
+
+
+def test_an_episode_of_which_nothing_is_known_is_written_off_once():
+    ledger = Ledger((lines := []).append)
+    for name in ("a", "b"):
+        ledger.dispatched(build_ticket(name))
+    ledger.trained(build_episode(build_ticket("a"), [(1, 0)]), 1, 1)
+    ledger.write_off("run_ended", 1)
+    ledger.write_off("run_ended", 1)
+    assert [(line.episode_id, line.outcome, line.sampled_tokens) for line in lines] == [
+        ("a", "trained", 1),
+        ("b", "dropped", 0),
+    ]
+
+
+async def test_whatever_state_an_episode_is_in_at_the_end_it_has_one_line():
+    buffer = make_buffer(BufferConfig(group_size=2, groups_per_step=1, max_staleness=4), lines := [])
+    tickets = [await buffer.admit() for _ in range(10)]
+    taken, ready, half = tickets[0:2], tickets[4:6], tickets[6]
+    for ticket in (*taken, *tickets[2:4], *ready, half):
+        await buffer.settle(build_episode(ticket, [(2, 0)]))
+    await buffer.take(at(0))
+    await buffer.trained(at(1))
+    await buffer.take(at(1))
+    await buffer.settle(replace(build_episode(tickets[8], [(1, 0)], None), failure=CRASH))
+    await buffer.release(tickets[9])
+    cut_off = build_episode(tickets[7], [(1, 0)], None)
+    buffer.ledger.dropped(cut_off, "run_ended", 1)
+    buffer.close()
+    buffer.close()
+    await buffer.settle(cut_off)
+    ends = {line.episode_id: (line.outcome, line.reason) for line in lines}
+    assert len(lines) == len(tickets)
+    assert [ends[t.episode_id] for t in taken] == [("trained", "")] * 2
+    assert ends.pop(tickets[8].episode_id) == ("dropped", "environment_crashed")
+    assert [end for end in ends.values() if end[0] == "dropped"] == [("dropped", "run_ended")] * 7
+    assert buffer.frontier() == FrontierState(1)
