@@ -84,13 +84,29 @@ class EngineCalls:
                     data = line.removeprefix("data: ")
                     yield data if data == "[DONE]" else orjson.loads(data)
 
+    async def start_running(self, ids: list[int], rid: str | None = None, **more: Any) -> asyncio.Task[dict[str, Any]]:
+        """A request that has its first token already; the task gives its whole answer."""
+        has_begun = asyncio.Event()
+
+        async def follow() -> dict[str, Any]:
+            last: dict[str, Any] = {}
+            async for event in self.stream(ids, rid, **more):
+                last = last if event == "[DONE]" else event
+                has_begun.set()
+            return last
+
+        task = asyncio.create_task(follow())
+        async with asyncio.timeout(20):
+            await has_begun.wait()
+        return task
+
     async def info(self) -> dict[str, Any]:
         return (await self.http.get("/model_info")).json()
 
     async def wait_for(self, running: int | None = None, waiting: int | None = None) -> None:
         """Until so many requests run and wait; only the embedded engine tells, another gets time."""
         if not self.server.is_embedded:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.3)
             return
         async with asyncio.timeout(20):
             while True:

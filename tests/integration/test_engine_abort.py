@@ -11,9 +11,7 @@ ENDLESS = {"max_new_tokens": 3000, "ignore_eos": True}
 
 
 async def test_an_aborted_running_request_returns_what_it_has(engine: EngineCalls, reference: Reference) -> None:
-    running = engine.start(PROMPT, "running-request-0001", **ENDLESS)
-    await engine.wait_for(running=1)
-    await asyncio.sleep(0.1)
+    running = await engine.start_running(PROMPT, "running-request-0001", **ENDLESS)
     response = await engine.post("/abort_request", rid="running-request-0001")
     assert (response.status_code, response.content) == (200, b"")
     answer = await running

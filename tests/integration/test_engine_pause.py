@@ -10,9 +10,7 @@ LONG = {"max_new_tokens": 250, "temperature": 0, "ignore_eos": True}
 
 
 async def test_a_pause_by_abort_returns_partial_outputs_at_once(engine: EngineCalls) -> None:
-    tasks = [engine.start(PROMPT, f"paused-away-{n:04d}", **LONG) for n in range(2)]
-    await engine.wait_for(running=2)
-    await asyncio.sleep(0.05)
+    tasks = [await engine.start_running(PROMPT, f"paused-away-{n:04d}", **LONG) for n in range(2)]
     await engine.ok("/pause_generation", mode="abort")
     answers = await asyncio.gather(*tasks)
     assert {finish_of(answer) for answer in answers} == {"abort"}
@@ -30,9 +28,7 @@ async def test_abort_is_the_default_and_counts_what_it_interrupted(embedded: Eng
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_paused_request_goes_on_as_if_nothing_had_happened(engine: EngineCalls, mode: str) -> None:
     undisturbed = await engine.generate(PROMPT, **LONG)
-    task = engine.start(PROMPT, "goes-on-later-0001", **LONG)
-    await engine.wait_for(running=1)
-    await asyncio.sleep(0.05)
+    task = await engine.start_running(PROMPT, "goes-on-later-0001", **LONG)
     await engine.ok("/pause_generation", mode=mode)
     await asyncio.sleep(0.3)
     assert not task.done()
@@ -81,8 +77,7 @@ async def test_pausing_and_continuing_twice_is_no_error(engine: EngineCalls) -> 
 
 
 async def test_the_cache_cannot_be_flushed_under_frozen_requests(engine: EngineCalls) -> None:
-    task = engine.start(PROMPT, "holds-its-cache-0001", **LONG)
-    await engine.wait_for(running=1)
+    task = await engine.start_running(PROMPT, "holds-its-cache-0001", **LONG)
     await engine.ok("/pause_generation", mode="in_place")
     assert (await engine.post("/flush_cache")).status_code == 400
     await engine.ok("/continue_generation")

@@ -19,13 +19,6 @@ async def warm(engine: EngineCalls) -> EngineCalls:
     return engine
 
 
-async def _start_long(engine: EngineCalls, **more: object) -> asyncio.Task:
-    task = engine.start(PROMPT, "long-request-0001", **LONG, **more)
-    await engine.wait_for(running=1)
-    await asyncio.sleep(0.1)
-    return task
-
-
 async def _check_new_weights(engine: EngineCalls, reference: Reference, version: str) -> None:
     answer = await engine.generate(PROMPT, max_new_tokens=10, ignore_eos=True)
     assert spans_of(answer) == [(version, 0, 10)]
@@ -82,7 +75,7 @@ async def test_tensor_updates_need_an_open_update_and_only_one(engine: EngineCal
 async def test_a_retracted_request_goes_on_under_the_new_weights_with_fresh_cache(
     engine: EngineCalls, reference: Reference
 ) -> None:
-    task = await _start_long(engine)
+    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
     await engine.ok("/pause_generation", mode="retract")
     await engine.load(engine.server.other_model, "0.1")
     await engine.ok("/continue_generation")
@@ -100,7 +93,7 @@ async def test_a_retracted_request_goes_on_under_the_new_weights_with_fresh_cach
 async def test_a_request_frozen_in_place_names_the_weights_of_its_old_cache(
     embedded: EngineCalls, reference: Reference
 ) -> None:
-    task = await _start_long(embedded)
+    task = await embedded.start_running(PROMPT, "long-request-0001", **LONG)
     await embedded.ok("/pause_generation", mode="in_place")
     refusal = await embedded.refused("/update_weights_from_disk", model_path=str(embedded.server.other_model))
     assert "flush_cache=false" in refusal
@@ -118,7 +111,7 @@ async def test_a_request_frozen_in_place_names_the_weights_of_its_old_cache(
 async def test_an_aborted_request_goes_on_from_its_tokens_under_the_new_weights(
     engine: EngineCalls, reference: Reference
 ) -> None:
-    task = await _start_long(engine)
+    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
     await engine.ok("/pause_generation", mode="abort")
     partial = await task
     await engine.load(engine.server.other_model, "0.1")
@@ -132,7 +125,7 @@ async def test_an_aborted_request_goes_on_from_its_tokens_under_the_new_weights(
 
 
 async def test_an_update_of_a_running_engine_waits_for_what_runs(engine: EngineCalls) -> None:
-    task = await _start_long(engine)
+    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
     update = asyncio.create_task(engine.load(engine.server.other_model, "0.1"))
     await asyncio.sleep(0.05)
     late = engine.start(PROMPT, max_new_tokens=3, ignore_eos=True)
@@ -147,7 +140,7 @@ async def test_an_update_of_a_running_engine_waits_for_what_runs(engine: EngineC
 
 async def test_renaming_the_version_changes_the_label_and_nothing_else(engine: EngineCalls) -> None:
     before = await engine.ok("/weights_checker", action="checksum")
-    task = await _start_long(engine)
+    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
     answer = await engine.ok("/update_weight_version", new_version="3.7", abort_all_requests=False)
     assert answer["new_version"] == "3.7"
     assert not task.done()
@@ -157,7 +150,7 @@ async def test_renaming_the_version_changes_the_label_and_nothing_else(engine: E
 
 
 async def test_renaming_the_version_aborts_everything_unless_told_otherwise(engine: EngineCalls) -> None:
-    task = await _start_long(engine)
+    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
     await engine.ok("/update_weight_version", new_version="0.5")
     assert finish_of(await task) == "abort"
 
