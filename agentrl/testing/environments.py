@@ -27,7 +27,8 @@ class FaultyOptions(ConfigModel):
 
     fault: Fault = "none"
     """``hang`` waits for ever, ``block`` does so without yielding, ``crash`` exits, ``kill`` is a SIGKILL,
-    ``spawn`` starts a child and then blocks, ``answer`` returns a text instead of a record; the others are rewards that are none."""
+    ``spawn`` starts a child and then blocks, ``answer`` returns a text instead of a record; the others
+    are rewards that are none."""
     at: Literal["create", "start", "step", "score", "close"] = "step"
     """The call in which it happens."""
     pid_file: Path | None = None
