@@ -20,6 +20,7 @@ from agentrl.types.errors import AgentRLError
 
 T = TypeVar("T")
 _LENGTH = struct.Struct("<Q")
+_EXIT_S = 2.0
 
 
 class RemoteCallError(AgentRLError):
@@ -122,8 +123,14 @@ class ChildProcess:
                 header = await self._reader.readexactly(_LENGTH.size)
                 reply = await self._reader.readexactly(_LENGTH.unpack(header)[0])
         except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError):
+            await self._wait_for_end()
             raise ProcessDiedError(self.describe_end(method)) from None
         return _decode_reply(self.name, method, reply, result)
+
+    async def _wait_for_end(self) -> None:
+        """A process that dies closes its socket before its exit code can be had; a moment later it can."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, _EXIT_S)
 
     def describe_end(self, doing: str) -> str:
         """What a person needs to know about a child that ended: how, where, and its last words."""
