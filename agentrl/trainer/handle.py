@@ -19,6 +19,7 @@ from agentrl.types.errors import AgentRLError, ConfigError, StorageError, Traine
 from agentrl.types.version import PolicyVersion
 
 T = TypeVar("T")
+_NEWS_S = 0.5
 _OURS = {kind.__name__: kind for kind in (ConfigError, StorageError, TrainerError)}
 
 
@@ -68,7 +69,7 @@ class TrainerHandle:
             environment = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
             ranks.append(await ChildProcess.start(name, argv, logs / f"{name}.log", environment))
         handle = cls(policy, config, ranks)
-        await handle._call("describe", result=dict[str, int], deadline_s=config.start_s)
+        await handle._call("load", result=dict[str, int], deadline_s=config.start_s)
         return handle
 
     async def step(self, batch: TrainBatch) -> StepReport:
@@ -116,16 +117,20 @@ class TrainerHandle:
         ]
         try:
             done, pending = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            failed = [task.exception() for task in done if task.exception() is not None]
-            if not failed:
+            if not any(task.exception() for task in done):
                 return calls[0].result()
+            if pending:
+                # A rank that misses a dead one may raise before the death, which is the cause, is known.
+                done, pending = await asyncio.wait(calls, timeout=_NEWS_S)
         except asyncio.CancelledError:
             self.kill()
             await asyncio.gather(*calls, return_exceptions=True)
             raise
         self.kill()
         await asyncio.gather(*pending, return_exceptions=True)
-        raise self._explain(method, failed[0], deadline_s)
+        failed = [error for task in calls if task in done and (error := task.exception())]
+        cause = min(failed, key=lambda error: not isinstance(error, ProcessDiedError))
+        raise self._explain(method, cause, deadline_s)
 
     def _explain(self, method: str, error: BaseException, deadline_s: float) -> AgentRLError:
         """A foreign or remote error as one that says which trainer, what it did and what to do."""
@@ -135,10 +140,12 @@ class TrainerHandle:
         if isinstance(error, RemoteCallError):
             return TrainerError(f"{where}: {error}\n{error.trace}")
         if isinstance(error, ProcessDiedError):
-            return TrainerError(f"{where}: {error}\nOut of memory is the usual cause; lower trainer.micro_batch_tokens")
+            return TrainerError(
+                f"{where}: {error}\nKilled by signal 9? Lower trainer.micro_batch_tokens to save memory"
+            )
         if isinstance(error, TimeoutError):
             logs = ", ".join(str(rank.log) for rank in self._ranks)
-            return TrainerError(
-                f"{where}: {method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.step_s"
-            )
+            limit = "start_s" if method == "load" else "step_s"
+            message = f"{method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.{limit}"
+            return TrainerError(f"{where}: {message}")
         return TrainerError(f"{where}: {method}: {type(error).__name__}: {error}")

@@ -48,6 +48,14 @@ class TrainerRank:
         self._algorithm = AlgorithmConfig.model_validate(spec.algorithm)
         self._version = spec.version
         self._is_unproven = True
+
+    def load(self) -> dict[str, int]:
+        """Meet the other ranks and load model and optimizer; returns sizes. Every rank's first call.
+
+        Raises:
+            ConfigError: the model cannot be loaded.
+        """
+        spec = self._spec
         torch.set_num_threads(self._config.threads)
         torch.manual_seed(0)
         if self._config.device == "cuda":
@@ -60,9 +68,6 @@ class TrainerRank:
         )
         self._policy = load_policy(Path(spec.model), self._config)
         self._optimizer = OptimizerSet(self._policy, self._config.optimizer)
-
-    def describe(self) -> dict[str, int]:
-        """Sizes, once loaded."""
         return {"parameters": sum(p.numel() for p in self._policy.parameters())}
 
     def step(self, batch: TrainBatch) -> StepReport:
