@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.process.remote import ProcessDiedError, RemoteCallError
+from agentrl.process.server import Reply
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.handle import TrainerHandle
+from agentrl.types.errors import ConfigError, StorageError, TrainerError
+
+HANGS = object()
+
+
+class ScriptedRank:
+    """A rank whose calls end as told: an answer, an error, or not before the rank is killed."""
+
+    log = Path("rank.log")
+
+    def __init__(self, end: Any, passes: int = 0) -> None:
+        self._end, self._passes = end, passes
+        self._killed = asyncio.Event()
+
+    @property
+    def is_killed(self) -> bool:
+        return self._killed.is_set()
+
+    async def call(self, method: str, *arguments: Any, result: type, deadline_s: float) -> Any:
+        for _ in range(self._passes):
+            await asyncio.sleep(0)
+        if self._end is HANGS:
+            await self._killed.wait()
+            raise ProcessDiedError("killed by the handle")
+        if isinstance(self._end, BaseException):
+            raise self._end
+        return self._end
+
+    def kill(self) -> None:
+        self._killed.set()
+
+
+def remote(error: str, message: str = "why") -> RemoteCallError:
+    return RemoteCallError("trainer-main-0", "step", Reply(error=error, message=message, trace="the trace"))
+
+
+def handle_of(*ranks: ScriptedRank) -> TrainerHandle:
+    return TrainerHandle("main", TrainerConfig(), ranks)
+
+
+async def test_the_answer_is_that_of_the_first_rank():
+    assert await handle_of(ScriptedRank(1.5, passes=3), ScriptedRank(2.5)).supervised_loss([]) == 1.5
+
+
+async def test_a_dead_rank_is_named_even_when_another_complained_of_it_first():
+    ranks = (
+        ScriptedRank(remote("RuntimeError", "connection closed by peer")),
+        ScriptedRank(ProcessDiedError("process trainer-main-1 ended (signal 9)"), passes=20),
+    )
+    with pytest.raises(TrainerError, match="process trainer-main-1 ended"):
+        await handle_of(*ranks).save(Path("x"))
+
+
+async def test_a_failure_of_one_rank_ends_the_others_and_is_the_one_that_is_told():
+    ranks = ScriptedRank(HANGS), ScriptedRank(remote("ValueError", "the batch is for another version"))
+    with pytest.raises(TrainerError, match=r"policy 'main': .*ValueError: the batch is for another version\nthe trace"):
+        await handle_of(*ranks).save(Path("x"))
+    assert all(rank.is_killed for rank in ranks)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, StorageError, TrainerError])
+async def test_our_own_errors_keep_their_kind_and_words(kind):
+    with pytest.raises(kind, match=r"^why$"):
+        await handle_of(ScriptedRank(remote(kind.__name__))).save(Path("x"))
+
+
+async def test_a_missed_deadline_names_the_setting_that_raises_it():
+    with pytest.raises(TrainerError, match=r"save took longer than 600 s; see rank\.log, or raise trainer\.step_s"):
+        await handle_of(ScriptedRank(TimeoutError())).save(Path("x"))
+
+
+async def test_a_cancelled_call_ends_the_ranks():
+    ranks = ScriptedRank(HANGS), ScriptedRank(HANGS)
+    call = asyncio.create_task(handle_of(*ranks).save(Path("x")))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert all(rank.is_killed for rank in ranks)

@@ -1,0 +1,96 @@
+"""One rank, called as its process would call it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from trainer_reference import make_batch
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.trainer.config import OptimizerConfig, TrainerConfig
+from agentrl.trainer.rank import RankSpec, TrainerRank
+from agentrl.types.batch import TrainBatch
+from agentrl.types.errors import TrainerError
+from agentrl.types.version import PolicyVersion
+
+
+@pytest.fixture
+def rank(tiny_model: Path, network: PreTrainedModel, tmp_path: Path) -> Iterator[TrainerRank]:
+    trainer = TrainerConfig(optimizer=OptimizerConfig(kind="sgd", learning_rate=0.01))
+    spec = RankSpec(
+        policy="main",
+        model=str(tiny_model),
+        version=PolicyVersion(0, 0),
+        rank=0,
+        num_ranks=1,
+        rendezvous=str(tmp_path / "rendezvous"),
+        temperature=1.0,
+        trainer=trainer.model_dump(),
+        algorithm=AlgorithmConfig().model_dump(),
+    )
+    rank = TrainerRank(spec)
+    assert rank.load() == {"parameters": sum(p.numel() for p in network.parameters())}
+    yield rank
+    dist.destroy_process_group()
+
+
+def at(batch: TrainBatch, step: int) -> TrainBatch:
+    return dataclasses.replace(batch, version=PolicyVersion(0, step))
+
+
+def agreeing(network: PreTrainedModel) -> TrainBatch:
+    """A batch whose groups agree, so that there is nothing to learn."""
+    return make_batch(network, rewards=((1.0, 1.0), (0.0, 0.0)), noise=1.0)
+
+
+def test_a_step_makes_the_next_version_and_reports_it(rank, network):
+    report = rank.step(make_batch(network))
+    assert report.version == PolicyVersion(0, 1)
+    assert report.metrics["trainer/grad_norm"] > 0
+    assert report.metrics["time/train_step_s"] > 0
+    assert rank.step(at(make_batch(network, noise=1.0), 1)).version == PolicyVersion(0, 2)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_batch_for_another_version_is_refused(step, rank, network):
+    rank.step(make_batch(network))
+    with pytest.raises(ValueError, match=rf"the batch is for version 0\.{step}, the trainer is at 0\.1"):
+        rank.step(at(make_batch(network), step))
+
+
+def test_a_batch_with_nothing_to_learn_makes_a_version_without_touching_the_weights(rank, network, tmp_path):
+    before = rank.stage(PolicyVersion(0, 0), str(tmp_path / "v0")).checksums
+    report = rank.step(agreeing(network))
+    assert report.version == PolicyVersion(0, 1)
+    assert rank.stage(PolicyVersion(0, 1), str(tmp_path / "v1")).checksums == before
+    assert "trainer/loss" not in report.metrics
+
+
+def test_the_gate_waits_for_the_first_step_that_has_something_to_compare(rank, network):
+    rank.step(agreeing(network))
+    rank.step(at(make_batch(network, noise=1.0, staleness=1), 1))
+    with pytest.raises(TrainerError, match="first-step gate"):
+        rank.step(at(make_batch(network, noise=1.0), 2))
+
+
+def test_the_gate_opens_once_for_all(rank, network):
+    rank.step(make_batch(network))
+    assert rank.step(at(make_batch(network, noise=1.0), 1)).metrics["trainer/fresh_gap_max_nats"] > 0.5
+
+
+def test_weights_of_another_version_are_not_staged(rank, tmp_path):
+    with pytest.raises(ValueError, match=r"asked to stage version 0\.1, the trainer is at 0\.0"):
+        rank.stage(PolicyVersion(0, 1), str(tmp_path / "v1"))
+
+
+def test_every_step_changes_the_checksums_that_engines_must_show(rank, network, tmp_path):
+    before = rank.stage(PolicyVersion(0, 0), str(tmp_path / "v0")).checksums
+    rank.step(make_batch(network))
+    after = rank.stage(PolicyVersion(0, 1), str(tmp_path / "v1")).checksums
+    assert before.keys() == after.keys()
+    assert all(before[name] != after[name] for name in before)
