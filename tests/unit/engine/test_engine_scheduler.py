@@ -85,7 +85,7 @@ def test_an_abort_after_any_step_leaves_aligned_partial_outputs(scheduler: Sched
 
 
 @pytest.mark.parametrize("num_steps", range(7))
-def test_a_retracted_request_goes_on_under_new_weights_with_no_stale_cache(
+def test_a_retracted_request_goes_on_under_new_weights_without_stale_cache(
     scheduler: Scheduler, num_steps: int
 ) -> None:
     request = _requests()[0]
