@@ -140,9 +140,7 @@ class TrainerHandle:
         if isinstance(error, RemoteCallError):
             return TrainerError(f"{where}: {error}\n{error.trace}")
         if isinstance(error, ProcessDiedError):
-            return TrainerError(
-                f"{where}: {error}\nKilled by signal 9? Lower trainer.micro_batch_tokens to save memory"
-            )
+            return TrainerError(f"{where}: {error}\nSignal 9 mostly means no memory; lower trainer.micro_batch_tokens")
         if isinstance(error, TimeoutError):
             logs = ", ".join(str(rank.log) for rank in self._ranks)
             limit = "start_s" if method == "load" else "step_s"
