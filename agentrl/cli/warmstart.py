@@ -17,7 +17,11 @@ def warmstart(recipe: RecipeArgument, overrides: OverridesArgument = None) -> No
     config = load_warmstart_config(recipe, overrides or [])
     with PhaseProgress() as progress:
         report = run_async(WarmStart(config, progress).run())
+        learned = (
+            f"{report.steps} steps"
+            if report.excess_nats is None
+            else (f"{report.steps} steps, {report.excess_nats:.2f} nats an episode above a perfect pupil")
+        )
         progress.console.print(
-            f"[green]{report.output}[/green]: {report.parameters:,} parameters, {report.steps} steps, "
-            f"{report.excess_nats:.2f} nats an episode above a perfect pupil, {report.seconds:.0f} s"
+            f"[green]{report.output}[/green]: {report.parameters:,} parameters, {learned}, {report.seconds:.0f} s"
         )

@@ -61,14 +61,15 @@ class WarmStartObserver(Protocol):
 class WarmStartReport:
     """What a warm start did; written beside the model as ``warmstart.json``.
 
-    `excess_nats` is what an episode of the check costs more than it would cost a perfect pupil.
+    `excess_nats` is what an episode of the check costs more than it would cost a perfect pupil; None, like
+    `loss_nats`, where there was no teacher.
     """
 
     output: str
     parameters: int
     steps: int
-    loss_nats: float
-    excess_nats: float
+    loss_nats: float | None
+    excess_nats: float | None
     seconds: float
 
 
@@ -101,7 +102,7 @@ class WarmStart:
         self._work.mkdir(parents=True)
         try:
             parameters = await self._write_first_model()
-            steps, loss, excess = 0, math.nan, math.nan
+            steps, loss, excess = 0, None, None
             source = self._work / "model"
             if self._config.teacher is not None:
                 steps, loss, excess = await self._learn(self._config.teacher, source)
@@ -115,15 +116,16 @@ class WarmStart:
         return report
 
     async def _write_first_model(self) -> int:
+        from agentrl.trainer.making import convert_gguf, count_parameters, make_model  # loads torch and transformers
+
         folder = self._work / "model"
         source = self._config.model
         if isinstance(source, FolderModel):
             if not (source.path / "config.json").is_file():
                 raise ConfigError(f"no model at {source.path}: config.json is missing")
             shutil.copytree(source.path, folder)
-            return 0
+            return await asyncio.to_thread(count_parameters, folder)
         self._observer.on_phase("making model and tokenizer")
-        from agentrl.trainer.making import convert_gguf, make_model  # loads torch and transformers
 
         if isinstance(source, GgufModel):
             return await asyncio.to_thread(convert_gguf, _find_gguf(source), folder)

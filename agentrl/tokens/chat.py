@@ -95,7 +95,9 @@ class ChatFormat:
     def complete(self, message: Message) -> np.ndarray:
         """Ids with which a policy would have said `message`, its stop token included; [n] int32."""
         user = Message(Role.USER, "")
-        rendered = self._renderer.render(_to_dicts([user, message, user]))
+        # Templates drop the reasoning of replies before a user's message, but not before a tool's.
+        behind = user if message.reasoning is None else Message(Role.TOOL, "", tool_call_id="call-0")
+        rendered = self._renderer.render(_to_dicts([user, message, behind]))
         entries = zip(rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True)
         return np.asarray([token for token, owner, is_sampled in entries if owner == 1 and is_sampled], np.int32)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.logging import disable_progress_bar
@@ -37,6 +39,15 @@ def make_model(shape: ModelShape, folder: Path, seed: int) -> int:
     disable_progress_bar()
     model.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers in the weight files of a model folder."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return total
 
 
 def convert_gguf(file: Path, folder: Path) -> int:
