@@ -109,7 +109,9 @@ class Controller:
             await self._train()
             for task in service[:2]:
                 task.cancel()
-            await evaluate
+            if self._stop.is_set():
+                evaluate.cancel()
+            await asyncio.wait([evaluate])
             service[2].cancel()
 
     async def _produce(self) -> None:

@@ -9,6 +9,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig, EmbeddedEngineConfig
@@ -52,8 +53,7 @@ class EngineProcess:
         arguments.append("--attended")
         arguments += ["--threads", str(launch.config.threads)]
         arguments += ["--deterministic"] if launch.is_deterministic else []
-        for key, value in launch.config.args.items():
-            arguments += [f"--{key.replace('_', '-')}", str(value)]
+        arguments += [word for key, value in launch.config.args.items() for word in _option(key, value)]
         log = launch.logs / f"{launch.name}.log"
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -149,6 +149,14 @@ async def _answers(client: EngineClient) -> bool:
     except EngineError:
         return False
     return True
+
+
+def _option(key: str, value: Any) -> list[str]:
+    """An option as the command line takes it. Example: ``prefill_tokens, 512`` gives ``--prefill-tokens 512``."""
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
 
 
 def _free_port() -> int:

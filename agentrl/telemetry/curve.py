@@ -52,7 +52,8 @@ def sparkline(values: list[float]) -> str:
 
 
 def _series(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    return [(row["step"], row[name]) for row in rows if name in row]
+    """Values by step; of a step that a resumed run took again, the newest."""
+    return sorted({row["step"]: row[name] for row in rows if name in row}.items())
 
 
 def _columns(series: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
