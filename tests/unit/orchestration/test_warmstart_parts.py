@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from agentrl.envs.definition import load_environment
+from agentrl.envs.inline import InlineHost
+from agentrl.orchestration.controller import _first
+from agentrl.orchestration.evaluation import Evaluator
+from agentrl.orchestration.players import build_scaffold
+from agentrl.orchestration.transcripts import Teacher
+from agentrl.orchestration.warmstart import _find_gguf, _fixed_texts, _shuffled_for_ever, _without
+from agentrl.orchestration.warmstart_config import GgufModel
+from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.config import ScaffoldConfig
+from agentrl.rollouts.journal import NoJournal
+from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.testing.environments import FaultyOptions, faulty
+from agentrl.testing.scripted import ScriptedEngine, expert_script
+from agentrl.testing.tiny import tiny_chat
+from agentrl.trainer.sequence import supervised_sequence
+from agentrl.types.episode import StopReason
+from agentrl.types.errors import ConfigError, EngineError, StalledError
+from agentrl.types.generation import Sampling
+from agentrl.types.message import Message, Role
+from agentrl.types.task import Limits, Split, Task
+from agentrl.types.trajectory import build_trajectories
+from agentrl.types.version import PolicyVersion
+from agentrl_scaffolds.tool_calling import ToolCalling
+
+LIMITS = Limits(8, 4096, 512, 5.0, 60.0)
+FIXED = "You may call one or more functions to assist with the user query."
+
+
+def test_every_pass_has_each_index_once_in_an_order_of_its_own():
+    order = _shuffled_for_ever(50, seed=3)
+    first, second = (list(itertools.islice(order, 50)) for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+    assert first == list(itertools.islice(_shuffled_for_ever(50, seed=3), 50))
+
+
+def test_fixed_text_is_what_all_transcripts_share_between_control_tokens():
+    texts = [f"<|im_start|>{FIXED}<|im_end|>question {n}, which is also long enough to count<|im_end|>" for n in "ab"]
+    assert _fixed_texts(texts) == [FIXED]
+    assert _without(texts[0], [FIXED]).startswith("<|im_start|> <|im_end|>question a")
+
+
+def test_a_missing_model_package_is_refused_with_a_remedy():
+    source = GgufModel(kind="gguf", package="no_such_package", file="model.gguf")
+    with pytest.raises(ConfigError, match=r"package 'no_such_package' with model\.gguf is not installed; `make"):
+        _find_gguf(source)
+
+
+async def test_a_teachers_episodes_are_its_own_messages_in_the_pupils_tokens(tiny_model):
+    definition = load_environment("sql")
+    options = definition.parse_options({})
+    chat = tiny_chat(tiny_model)
+    told = []
+    teacher = Teacher(definition, options, InlineHost(definition, options, 5.0), ToolCalling(), LIMITS)
+    episodes = await teacher.play("expert", chat, range(66), seed=0, on_episode=told.append)
+    assert told == [64, 66]
+    assert [episode.ticket.task.ordinal for episode in episodes] == list(range(66))
+    assert {(e.reward, e.stop_reason, len(e.turns)) for e in episodes} == {(1.0, StopReason.ANSWERED, 3)}
+    [trajectory] = build_trajectories(episodes[0])
+    sequence = supervised_sequence(trajectory)
+    assert chat.tokenizer.decode(trajectory.token_ids[sequence.selected].tolist()).count("<|im_end|>") == 3
+
+
+async def test_an_expert_whose_episode_fails_stops_the_warm_start(tiny_model):
+    options = FaultyOptions(fault="raise", at="score")
+    broken = load_environment("sql").experts["random"]
+    definition = type(faulty)(
+        "faulty", "", faulty.sample_task, faulty.create, FaultyOptions, {"random": broken}, placement="inline"
+    )
+    teacher = Teacher(definition, options, InlineHost(definition, options, 5.0), ToolCalling(), LIMITS)
+    with pytest.raises(StalledError, match=r"episode random-0 of expert 'random' failed: environment\(score\)"):
+        await teacher.play("random", tiny_chat(tiny_model), range(1), seed=0)
+
+
+def evaluator(chat, options: FaultyOptions) -> Evaluator:
+    engine = ScriptedEngine(chat, expert_script(lambda _messages, rng: Message(Role.ASSISTANT, str(rng.random()))))
+    runner = EpisodeRunner(
+        Player("main", engine, chat, Sampling()),
+        ToolCalling(),
+        InlineHost(faulty, options, 5.0),
+        Verifier(5.0),
+        NoJournal(),
+        LIMITS,
+    )
+    return Evaluator("main", engine, None, runner, lambda n: Task("faulty", Split.HELDOUT, n), concurrency=3)
+
+
+async def test_evaluations_of_two_versions_draw_the_same_random_numbers(tiny_model):
+    chat = tiny_chat(tiny_model)
+    results = [await evaluator(chat, FaultyOptions()).run(PolicyVersion(0, step), 10) for step in (0, 5)]
+    assert [(r.mean, len(r.rewards), r.num_failed, r.turns) for r in results] == [(1.0, 10, 0, 1.0)] * 2
+    first, second = ([e.nodes[-1].token_ids.tolist() for e in r.sample] for r in results)
+    assert first == second
+    assert len({tuple(ids) for ids in first}) == 8
+
+
+async def test_an_evaluation_of_which_nothing_is_left_is_an_error(tiny_model):
+    with pytest.raises(StalledError, match=r"all 4 evaluation episodes failed; the last: environment\(reward\)"):
+        await evaluator(tiny_chat(tiny_model), FaultyOptions(fault="nan")).run(PolicyVersion(0, 0), 4)
+
+
+def test_a_scaffold_that_refuses_its_options_is_named():
+    assert isinstance(build_scaffold(ScaffoldConfig(options={"system_prompt": "count"})), ToolCalling)
+    with pytest.raises(ConfigError, match=r"scaffold 'tool_calling' does not take options \{'prompt': 'count'\}"):
+        build_scaffold(ScaffoldConfig(options={"prompt": "count"}))
+
+
+def test_of_several_failures_the_first_that_is_no_cancellation_counts():
+    engine, stall = EngineError("engine 0 died"), StalledError("no batch")
+    inner = BaseExceptionGroup("produce", [asyncio.CancelledError(), engine])
+    assert _first(BaseExceptionGroup("loops", [asyncio.CancelledError(), inner, stall])) is engine
