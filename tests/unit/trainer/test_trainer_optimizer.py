@@ -35,31 +35,35 @@ def test_muon_moves_by_a_nearly_orthogonal_matrix_in_the_direction_of_the_gradie
     assert cosine > 0.95
 
 
-def test_muon_of_a_matrix_of_rank_one_by_hand():
-    # The only singular value starts at 1; five rounds of the quintic give its end.
-    value = 1.0
+def quintic(value: float) -> float:
+    """What five rounds of the iteration make of a singular value."""
     for _ in range(5):
         value = 3.4445 * value - 4.7750 * value**3 + 2.0315 * value**5
+    return value
+
+
+def test_muon_of_a_matrix_of_rank_one_by_hand():
+    value = quintic(1.0)
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
     parameter.grad = torch.tensor([[4.0, 0.0], [0.0, 0.0]])
     Muon([parameter], lr=0.1, momentum=0.5).step()
     torch.testing.assert_close(parameter.data, torch.tensor([[-0.1 * value, 0], [0, 0]]), atol=1e-5, rtol=1e-4)
 
 
-def test_muon_carries_momentum_from_step_to_step():
-    first, second = torch.tensor([[1.0, 0], [0, 0]]), torch.tensor([[0.0, 0], [0, 1]])
+def test_muon_looks_ahead_along_its_momentum_by_hand():
+    # Gradients diag(1, 0) and diag(0, 1) at momentum 0.6: averages (.4, 0) and (.24, .4), looked ahead
+    # (.64, 0) and (.6 * .24, .4 + .6 * .4).
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
-    optimizer = Muon([parameter], lr=1.0, momentum=0.9)
-    momentum = torch.zeros(2, 2)
-    for gradient in (first, second):
-        parameter.grad = gradient.clone()
-        optimizer.step()
-        momentum = 0.9 * momentum + 0.1 * gradient
-    torch.testing.assert_close(optimizer.state[parameter]["momentum"], momentum)
-    before = parameter.detach().clone()
-    parameter.grad = torch.zeros(2, 2)
+    optimizer = Muon([parameter], lr=1.0, momentum=0.6)
+    parameter.grad = torch.diag(torch.tensor([1.0, 0.0]))
     optimizer.step()
-    assert not torch.equal(parameter, before)
+    first = parameter.detach().clone()
+    parameter.grad = torch.diag(torch.tensor([0.0, 1.0]))
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[parameter]["momentum"], torch.diag(torch.tensor([0.24, 0.4])))
+    size = math.hypot(0.144, 0.64)
+    moved = torch.diag(torch.tensor([quintic(0.144 / size), quintic(0.64 / size)]))
+    torch.testing.assert_close(first - parameter.detach(), moved, rtol=1e-4, atol=1e-5)
 
 
 def test_muon_shrinks_its_matrices_by_the_weight_decay():
