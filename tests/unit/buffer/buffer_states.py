@@ -141,12 +141,18 @@ class BufferModel:
         for entry in batch.episodes:
             episode = episodes[entry.episode_id][1]
             assert entry.reward == episode.reward
+            is_withheld = self.config.staleness == "withhold" and self._is_stale(episode)
+            assert len(entry.trajectories) == (0 if is_withheld else 1)
             for view in entry.trajectories:
                 self._check_mask(view.loss_mask, episode)
         for number in numbers:
             del self.groups[number]
         self.num_taken += len(numbers)
         self.version += 1
+
+    def _is_stale(self, episode: Episode) -> bool:
+        spans = [span for node in episode.nodes if node.sample is not None for span in node.sample.versions]
+        return any(self.version - span.version.step > self.config.max_staleness for span in spans)
 
     def _check_mask(self, mask: Any, episode: Episode) -> None:
         """Exactly the tokens that are fresh enough are trained; under ``wait`` that is every token."""
