@@ -19,8 +19,8 @@ def warmstart(recipe: RecipeArgument, overrides: OverridesArgument = None) -> No
         report = run_async(WarmStart(config, progress).run())
         learned = (
             f"{report.steps} steps"
-            if report.excess_nats is None
-            else (f"{report.steps} steps, {report.excess_nats:.2f} nats an episode above a perfect pupil")
+            if report.episode_nats is None
+            else (f"{report.steps} steps, {report.episode_nats:.2f} nats an unseen episode")
         )
         progress.console.print(
             f"[green]{report.output}[/green]: {report.parameters:,} parameters, {learned}, {report.seconds:.0f} s"

@@ -23,8 +23,8 @@ from agentrl.orchestration.transcripts import Teacher
 from agentrl.orchestration.warmstart_config import (
     FolderModel,
     GgufModel,
+    LessonConfig,
     MadeModel,
-    TeacherConfig,
     WarmStartConfig,
 )
 from agentrl.tokens.chat import ChatFormat
@@ -39,7 +39,7 @@ from agentrl.types.trajectory import build_trajectories
 from agentrl.types.version import PolicyVersion
 
 _FIRST = PolicyVersion(0, 0)
-_CHECK_INTERVAL_STEPS = 50
+_CHECK_INTERVAL_STEPS = 25
 _SAMPLE_EPISODES = 256
 _LAST_LR_SCALE = 0.05
 _NO_LIMIT = 1 << 20
@@ -61,16 +61,22 @@ class WarmStartObserver(Protocol):
 class WarmStartReport:
     """What a warm start did; written beside the model as ``warmstart.json``.
 
-    `excess_nats` is what an episode of the check costs more than it would cost a perfect pupil; None, like
-    `loss_nats`, where there was no teacher.
+    `episode_nats` is what an unseen episode of the last lesson's expert costs; None without lessons.
     """
 
     output: str
     parameters: int
     steps: int
-    loss_nats: float | None
-    excess_nats: float | None
+    episode_nats: float | None
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Episodes of one lesson: those that are learned from, and unseen ones."""
+
+    train: list[TokenSequence]
+    check: list[TokenSequence]
 
 
 class WarmStart:
@@ -102,12 +108,12 @@ class WarmStart:
         self._work.mkdir(parents=True)
         try:
             parameters = await self._write_first_model()
-            steps, loss, excess = 0, None, None
+            steps, nats = 0, None
             source = self._work / "model"
-            if self._config.teacher is not None:
-                steps, loss, excess = await self._learn(self._config.teacher, source)
+            if self._config.lessons:
+                steps, nats = await self._learn(source)
                 source = self._work / "trained"
-            report = WarmStartReport(str(output), parameters, steps, loss, excess, time.monotonic() - started)
+            report = WarmStartReport(str(output), parameters, steps, nats, time.monotonic() - started)
             (source / "warmstart.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
             source.rename(output)
         finally:
@@ -136,7 +142,8 @@ class WarmStart:
         """Train a tokenizer on transcripts, written out with a provisional one."""
         provisional = make_tokenizer([], [], [], 300)
         chat = ChatFormat.build(FastTokenizer(provisional, "provisional"), self._config.chat)
-        expert = self._config.teacher.expert if self._config.teacher else next(iter(self._definition.experts))
+        lessons = self._config.lessons
+        expert = lessons[-1].expert if lessons else next(iter(self._definition.experts))
         # The provisional tokenizer spells every byte, so the limits in tokens are not yet those of the recipe.
         limits = replace(self._config.limits.build(), max_context_tokens=_NO_LIMIT, max_reply_tokens=_NO_LIMIT)
         episodes = await self._teacher(limits).play(expert, chat, range(_SAMPLE_EPISODES), self._config.seed)
@@ -146,48 +153,53 @@ class WarmStart:
         tokenizer = make_tokenizer(corpus, self._definition.words, fixed, source.shape.vocabulary_tokens)
         save_tokenizer(tokenizer, folder)
 
-    async def _learn(self, teacher: TeacherConfig, model: Path) -> tuple[int, float, float]:
-        """Let the teacher play while the trainer starts, then imitate."""
+    async def _learn(self, model: Path) -> tuple[int, float]:
+        """Let the experts play while the trainer starts, then imitate one after the other."""
         config = self._config
         chat = ChatFormat.load(model, config.chat)
         starting = asyncio.create_task(
             TrainerHandle.start("warmstart", model, _FIRST, config.trainer, AlgorithmConfig(), 1.0, self._work)
         )
         try:
-            self._observer.on_phase(f"{teacher.transcripts} episodes of expert '{teacher.expert}'")
-            pool = await self._transcripts(teacher.expert, chat, range(teacher.transcripts))
-            behind = range(teacher.transcripts, teacher.transcripts + teacher.check_transcripts)
-            check = await self._transcripts(teacher.check_expert, chat, behind)
-            self._observer.on_phase("imitating")
+            pools = [await self._pool(lesson, chat) for lesson in config.lessons]
             trainer = await starting
-            steps, loss, excess = await self._steps(trainer, pool, check, teacher)
+            steps, nats = 0, math.inf
+            for lesson, pool in zip(config.lessons, pools, strict=True):
+                is_last = lesson is config.lessons[-1]
+                taken, nats = await self._teach(trainer, lesson, pool, config.decay_steps if is_last else 0)
+                steps += taken
             await trainer.stage(_FIRST, self._work / "trained")
         finally:
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError, AgentRLError):
                 await (await starting).close()
-        return steps, loss, excess
+        return steps, nats
 
-    async def _steps(
-        self, trainer: TrainerHandle, pool: list[TokenSequence], check: list[TokenSequence], teacher: TeacherConfig
-    ) -> tuple[int, float, float]:
-        """Constant learning rate until the check is passed or time is short, then a linear fall."""
-        config = self._config
-        order = _shuffled_for_ever(len(pool), config.seed)
-        last = config.max_steps
-        excess, loss, step, is_passed = math.inf, math.nan, 0, False
+    async def _pool(self, lesson: LessonConfig, chat: ChatFormat) -> _Pool:
+        self._observer.on_phase(f"{lesson.transcripts} episodes of expert '{lesson.expert}'")
+        end = lesson.transcripts + self._config.check_episodes
+        sequences = await self._transcripts(lesson.expert, chat, range(end))
+        return _Pool(sequences[: lesson.transcripts], sequences[lesson.transcripts :])
+
+    async def _teach(
+        self, trainer: TrainerHandle, lesson: LessonConfig, pool: _Pool, decay_steps: int
+    ) -> tuple[int, float]:
+        """Steps of one lesson; returns their number and what an unseen episode costs after them, in nats."""
+        self._observer.on_phase(f"imitating '{lesson.expert}'")
+        order = _shuffled_for_ever(len(pool.train), self._config.seed)
+        nats, step, last = math.inf, 0, lesson.max_steps
         while step < last:
-            batch = [pool[next(order)] for _ in range(config.episodes_per_step)]
-            left = (last - step) / config.decay_steps
-            nats = await trainer.supervised_step(batch, max(_LAST_LR_SCALE, min(1.0, left)))
-            loss = nats / sum(len(s.selected) for s in batch)
+            batch = [pool.train[next(order)] for _ in range(self._config.episodes_per_step)]
+            scale = min(1.0, (last - step) / decay_steps) if decay_steps else 1.0
+            nll = await trainer.supervised_step(batch, max(_LAST_LR_SCALE, scale))
+            loss = nll / sum(len(s.selected) for s in batch)
             step += 1
             if step % _CHECK_INTERVAL_STEPS == 0 or step == last:
-                excess = await trainer.supervised_loss(check) / len(check) + math.log(teacher.check_share)
-                if not is_passed and excess <= teacher.stop_excess_nats:
-                    is_passed, last = True, min(last, step + config.decay_steps)
-            self._observer.on_progress(step, last, f"loss {loss:.3f} nats a token, excess {excess:.2f} nats an episode")
-        return step, loss, excess
+                nats = await trainer.supervised_loss(pool.check) / len(pool.check)
+                if lesson.enough_nats is not None and nats <= lesson.enough_nats:
+                    last = step
+            self._observer.on_progress(step, last, f"{loss:.3f} nats a token, {nats:.2f} an unseen episode")
+        return step, nats
 
     def _teacher(self, limits: Limits) -> Teacher:
         scaffold = build_scaffold(self._config.scaffold)

@@ -48,23 +48,18 @@ class GgufModel(ConfigModel):
 FirstModel = Annotated[MadeModel | FolderModel | GgufModel, Field(discriminator="kind")]
 
 
-class TeacherConfig(ConfigModel):
-    """Who is imitated, and how good the imitation has to become."""
+class LessonConfig(ConfigModel):
+    """Who is imitated, and for how long."""
 
     expert: str
     """Expert of the environment whose episodes are learned from."""
     transcripts: Annotated[int, Field(gt=0)] = 8192
-    """Episodes that the teacher plays; steps go through them again and again."""
-    check_expert: str
-    """Expert whose episodes measure what was learned."""
-    check_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the teacher's episodes that are like the check expert's: a perfect pupil of the teacher gives
-    those episodes just this probability, times that of chance in them."""
-    check_transcripts: Annotated[int, Field(gt=0)] = 64
-    """Episodes of the check."""
-    stop_excess_nats: float = 0.5
-    """The learning rate begins to fall once an episode of the check costs at most this much more than the
-    perfect pupil's. Lower means a better imitation and more steps."""
+    """Episodes that the expert plays; steps go through them again and again."""
+    max_steps: Annotated[int, Field(gt=0)] = 500
+    """Steps at most; the learning rate is constant, but for the fall at the end of the last lesson."""
+    enough_nats: float | None = None
+    """The lesson ends early once an unseen episode of the expert costs at most this. Only experts without
+    chance have a cost that goes to zero; without a value all steps are taken."""
 
 
 class WarmStartConfig(ConfigModel):
@@ -84,14 +79,14 @@ class WarmStartConfig(ConfigModel):
     """What an episode may use."""
     chat: ChatConfig = ChatConfig()
     """How conversations become tokens."""
-    teacher: TeacherConfig | None = None
-    """The expert; without one the model is only written to `output`."""
+    lessons: list[LessonConfig] = Field(default_factory=list)
+    """Taken one after the other: skills first, habits later. Without any the model is only written to `output`."""
+    check_episodes: Annotated[int, Field(gt=0)] = 64
+    """Unseen episodes that measure what a lesson has taught."""
     episodes_per_step: Annotated[int, Field(gt=0)] = 32
     """Episodes of one optimizer step."""
-    max_steps: Annotated[int, Field(gt=0)] = 900
-    """Steps at most."""
-    decay_steps: Annotated[int, Field(gt=0)] = 200
-    """Steps at the end in which the learning rate falls linearly to a twentieth."""
+    decay_steps: Annotated[int, Field(gt=0)] = 150
+    """Steps at the end of the last lesson in which the learning rate falls linearly to a twentieth."""
     trainer: TrainerConfig = TrainerConfig()
     """What trains it."""
 

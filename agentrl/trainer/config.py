@@ -24,6 +24,8 @@ class ModelShape(ConfigModel):
     """Longest context."""
     vocabulary_tokens: Annotated[int, Field(gt=0)] = 900
     """Largest vocabulary; the environment's words come first."""
+    rope_theta: Annotated[float, Field(gt=1)] = 10_000.0
+    """Base of the rotary wavelengths; small for short contexts, where heads then find their neighbours sooner."""
     initializer_range: Annotated[float, Field(gt=0)] = 0.08
     """Standard deviation of the first weights; tiny models want more than the usual 0.02."""
 

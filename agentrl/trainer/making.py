@@ -29,6 +29,7 @@ def make_model(shape: ModelShape, folder: Path, seed: int) -> int:
         num_key_value_heads=shape.heads,
         head_dim=shape.hidden_size // shape.heads,
         max_position_embeddings=shape.context_tokens,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         initializer_range=shape.initializer_range,
         tie_word_embeddings=True,
         bos_token_id=None,

@@ -30,7 +30,7 @@ def warm_start(seed: int, output: Path) -> None:
         made = run_async(WarmStart(config, progress).run())
         progress.console.print(
             f"model: {made.parameters:,} parameters, {made.steps} steps, {made.seconds:.0f} s, "
-            f"{made.excess_nats:.2f} nats an episode above a perfect pupil"
+            f"{made.episode_nats:.2f} nats an unseen episode"
         )
 
 
