@@ -14,6 +14,7 @@ from agentrl import codec
 from agentrl.buffer.frontier import FrontierState
 from agentrl.config.base import parse_config
 from agentrl.orchestration.config import RunConfig
+from agentrl.telemetry.sinks import read_json_lines
 from agentrl.types.episode import Episode
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
@@ -171,8 +172,7 @@ class RunDirectory:
         """The newest value of a metric; None if there is none."""
         if not self.metrics.is_file():
             return None
-        rows = (json.loads(line) for line in self.metrics.read_text().splitlines())
-        values = [row[name] for row in rows if name in row]
+        values = [row[name] for row in read_json_lines(self.metrics) if name in row]
         return values[-1] if values else None
 
     def _write(self, name: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import Session
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Agent, Episode, StopReason, Ticket
-from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
+from agentrl.types.errors import Boundary, EpisodeError, Failure, boundary, deadline
 from agentrl.types.generation import Sampling
 from agentrl.types.task import Limits
 
@@ -66,6 +67,12 @@ class EpisodeRunner:
         except EpisodeError as error:
             if record.score is None:  # an environment that cannot be freed takes nothing from a verdict
                 record.failure = error.failure
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            message = "environment or scaffold raised CancelledError, although nobody cancelled the episode"
+            record.failure = Failure(Boundary.CANCELLED, "foreign", message)
         return record.close(time.monotonic() - started)
 
     async def _play_and_score(self, record: EpisodeRecord, on_generated: Callable[[], Awaitable[None]]) -> None:

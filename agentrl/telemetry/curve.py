@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from agentrl.telemetry.sinks import read_json_lines
 
 _WINDOW_STEPS = 10
 
@@ -16,7 +17,7 @@ def draw_curve(metrics: Path, picture: Path, title: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = read_json_lines(metrics)
     train = _series(rows, "rollout/reward_mean")
     heldout = _series(rows, "eval/reward_mean")
     errors = dict(_series(rows, "eval/reward_standard_error"))

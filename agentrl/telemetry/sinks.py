@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,15 @@ class JsonLines:
             yield
         except OSError as error:
             raise StorageError(f"{self._path} cannot be written: {error}; free space, then resume the run") from error
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Objects of a file of JSON lines; a line that a crash cut off is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
 
 
 class JsonlSink:

@@ -1,4 +1,4 @@
-"""The demo: a small model imitates a clumsy expert, then reinforcement makes a good agent of it.
+"""The demo: a small model learns skills and bad habits by imitation, then drops the habits by reinforcement.
 
 python -m tests.benchmarks.demo --seed 0
 """
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--started", type=float, default=time.time(), help="when the clock began, in Unix seconds")
     parser.add_argument("overrides", nargs="*", help="key.path=value for the recipe demo.toml")
     arguments = parser.parse_args()
-    print("1/2  warm start: a 0.5 M parameter model imitates an expert with bad habits")
+    print("1/2  warm start: a model of 0.5 M parameters imitates an expert, then one with bad habits")
     model = Path("models") / f"sql-seed{arguments.seed}"
     warm_start(arguments.seed, model)
     print("2/2  reinforcement: success on held-out databases, whose names were never seen in training")

@@ -14,7 +14,7 @@ from agentrl.buffer.memory import MemoryBuffer
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.recorder import Recorder, SilentObserver
 from agentrl.orchestration.run_directory import RunDirectory
-from agentrl.telemetry.sinks import JsonLines, JsonlSink
+from agentrl.telemetry.sinks import JsonLines, JsonlSink, read_json_lines
 from agentrl.testing.builders import build_episode, build_ticket
 from agentrl.types.batch import Receipt, StepReport
 from agentrl.types.episode import Episode, StopReason
@@ -187,3 +187,9 @@ def test_metrics_go_on_behind_those_of_the_run_that_is_resumed(tmp_path):
         sink.close()
     expected = [{"step": n, "time": 12.346, "trainer/loss": 0.5} for n in (1, 2)]
     assert rows(tmp_path / "metrics.jsonl") == expected
+
+
+def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": 0.5}\n{"step": 2, "a{"step": 2, "a": 0.7}\n{"step": 3, "a": 0.9}\n')
+    assert [row["step"] for row in read_json_lines(file)] == [1, 3]

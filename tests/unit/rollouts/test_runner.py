@@ -246,3 +246,13 @@ async def test_episodes_of_one_runner_do_not_mix(chat):
     texts = [chat.parse(e.nodes[-1].token_ids, (), "").content for e in episodes]
     assert texts == [f"answer of {name}" for name in names]
     assert session_key(build_ticket("a"), "agent") == "0/a/agent"
+
+
+async def test_a_cancellation_that_an_environment_makes_up_is_a_failed_episode(chat):
+    class Confused(FaultyEnvironment):
+        async def step(self, action: Message):
+            raise asyncio.CancelledError
+
+    episode = await play(chat, ScriptedEngine(chat, in_turn(CALL, ANSWER)), host=host_of(Confused))
+    assert str(episode.failure).startswith("cancelled(foreign): environment or scaffold raised CancelledError")
+    assert episode.reward is None
