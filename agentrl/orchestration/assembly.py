@@ -100,8 +100,10 @@ async def _assemble(
         engines = starting.create_task(runtime.start_engines(name, model, start.version))
         # The trainer goes on reading files of its model, and checkpoints are pruned: it starts from the first model.
         trainer = starting.create_task(runtime.start_trainer(name, policy.model, start.version))
-        evaluation = _evaluator_if_wanted(config, runtime, chat, environments, model, start.version)
-        evaluator = starting.create_task(evaluation)
+        evaluator = None
+        if config.evaluation.is_wanted:
+            evaluation = start_evaluator(config, runtime, chat, environments, model, start.version)
+            evaluator = starting.create_task(evaluation)
     if start.checkpoint is not None:
         await trainer.result().restore(start.checkpoint)
     router = EngineRouter(engines.result())
@@ -126,7 +128,7 @@ async def _assemble(
         policies={name: PolicyParts(trainer.result(), router, publisher)},
         buffer=buffer,
         runner=build_runner(config, router, chat, environments, buffer),
-        evaluator=evaluator.result(),
+        evaluator=evaluator.result() if evaluator else None,
         recorder=recorder,
         observer=observer,
     )
@@ -146,19 +148,6 @@ async def start_evaluator(
     runner = build_runner(config, engine, chat, environments, NoJournal())
     sample_task = task_sampler(config, Split.HELDOUT)
     return Evaluator(name, engine, DiskTransport(), runner, sample_task, config.evaluation.concurrency)
-
-
-async def _evaluator_if_wanted(
-    config: RunConfig,
-    runtime: Runtime,
-    chat: ChatFormat,
-    environments: EnvironmentHost,
-    model: Path,
-    version: PolicyVersion,
-) -> Evaluator | None:
-    if not config.evaluation.is_wanted:
-        return None
-    return await start_evaluator(config, runtime, chat, environments, model, version)
 
 
 def _groups_left(config: RunConfig, start: StartPoint) -> int | None:
