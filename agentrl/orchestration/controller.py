@@ -85,7 +85,7 @@ class Controller:
                 await self._run_loops()
                 status = RunStatus.STOPPED if self._stop.is_set() else RunStatus.FINISHED
             except BaseExceptionGroup as group:
-                error = _first(group)
+                error = first_failure(group)
                 self._write_state(RunStatus.FAILED, str(error))
                 raise error from None
             finally:
@@ -288,10 +288,10 @@ class Controller:
                 loop.remove_signal_handler(number)
 
 
-def _first(group: BaseExceptionGroup) -> BaseException:
+def first_failure(group: BaseExceptionGroup) -> BaseException:
     """The first failure of a group of groups that is not a cancellation."""
     for error in group.exceptions:
-        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        found = first_failure(error) if isinstance(error, BaseExceptionGroup) else error
         if not isinstance(found, asyncio.CancelledError):
             return found
     return group.exceptions[0]

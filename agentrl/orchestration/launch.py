@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.orchestration.assembly import StartPoint, assembled, start_evaluator
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.controller import Controller, RunSummary
+from agentrl.orchestration.controller import Controller, RunSummary, first_failure
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments
@@ -75,17 +75,12 @@ async def _run(config: RunConfig, run: RunDirectory, start: StartPoint, observer
         async with assembled(config, run, start, observer) as parts:
             return await Controller(parts).run()
     except BaseExceptionGroup as group:
-        error = _first_of(group)
+        error = first_failure(group)
         _note_failure(run, start.version, error)
         raise error from None
     except AgentRLError as error:
         _note_failure(run, start.version, error)
         raise
-
-
-def _first_of(group: BaseExceptionGroup) -> BaseException:
-    error = group.exceptions[0]
-    return _first_of(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _note_failure(run: RunDirectory, version: PolicyVersion, error: BaseException) -> None:

@@ -191,7 +191,7 @@ class WarmStart:
         while step < last:
             batch = [pool.train[next(order)] for _ in range(self._config.episodes_per_step)]
             fall = max(_LAST_LR_SCALE, min(1.0, (last - step) / decay_steps)) if decay_steps else 1.0
-            nll = await trainer.supervised_step(batch, lesson.learning_rate_scale * fall)
+            nll = await trainer.supervised_step(batch, fall)
             loss = nll / sum(len(s.selected) for s in batch)
             step += 1
             if step % _CHECK_INTERVAL_STEPS == 0 or step == last:

@@ -57,8 +57,6 @@ class LessonConfig(ConfigModel):
     """Episodes that the expert plays; steps go through them again and again."""
     max_steps: Annotated[int, Field(gt=0)] = 500
     """Steps at most; the learning rate is constant, but for the fall at the end of the last lesson."""
-    learning_rate_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Times the trainer's learning rate; lower in a later lesson keeps what an earlier one taught."""
     enough_nats: float | None = None
     """The lesson ends early once an unseen episode of the expert costs at most this. Only experts without
     chance have a cost that goes to zero; without a value all steps are taken."""

@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
-from agentrl.orchestration.controller import _first
+from agentrl.orchestration.controller import first_failure
 from agentrl.orchestration.evaluation import Evaluator
 from agentrl.orchestration.players import build_scaffold
 from agentrl.orchestration.transcripts import Teacher
@@ -116,4 +116,4 @@ def test_a_scaffold_that_refuses_its_options_is_named():
 def test_of_several_failures_the_first_that_is_no_cancellation_counts():
     engine, stall = EngineError("engine 0 died"), StalledError("no batch")
     inner = BaseExceptionGroup("produce", [asyncio.CancelledError(), engine])
-    assert _first(BaseExceptionGroup("loops", [asyncio.CancelledError(), inner, stall])) is engine
+    assert first_failure(BaseExceptionGroup("loops", [asyncio.CancelledError(), inner, stall])) is engine
