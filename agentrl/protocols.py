@@ -29,31 +29,36 @@ class Engine(Protocol):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Continue a prompt; an interrupted request returns what it has, with finish ABORT."""
-        ...
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probabilities of tokens 1 to n-1, each given those before it, at temperature 1."""
-        ...
 
     async def pause(self) -> int:
         """Stop generating, giving back what is in flight; returns how many were interrupted."""
-        ...
 
     async def resume(self) -> None:
         """Generate again."""
-        ...
 
     async def abort_all(self) -> None:
         """Give back everything in flight, queued or paused."""
-        ...
 
     async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
         """Take the weights in a folder and flush the KV cache; only while paused."""
-        ...
+
+    async def load_adapter(self, path: str, version: PolicyVersion) -> None:
+        """Take a LoRA adapter from a folder; generations that begin later use it."""
 
     async def receipt(self) -> Receipt:
         """What is served now: version and checksums, from the engine itself."""
-        ...
+
+    async def probe(self) -> PolicyVersion:
+        """Whether it is well, and the version that it serves; not while paused."""
+
+    async def control(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Any other control call of the native protocol, such as ``/begin_weight_update``."""
+
+    async def update(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A control call that moves weights, with the deadline of a load."""
 
 
 class Environment(Protocol):
@@ -61,19 +66,15 @@ class Environment(Protocol):
 
     async def start(self) -> Opening:
         """Pose the task."""
-        ...
 
     async def step(self, action: Message) -> StepResult:
         """React to one assistant message."""
-        ...
 
     async def score(self) -> Score:
         """Judge the episode; called once, after the last step."""
-        ...
 
     async def close(self) -> None:
         """Free everything; safe to call twice."""
-        ...
 
 
 class EnvironmentHost(Protocol):
@@ -81,11 +82,9 @@ class EnvironmentHost(Protocol):
 
     def open(self, task: Task) -> AbstractAsyncContextManager[Environment]:
         """A fresh environment for one episode; freed, or killed, at the end of the block."""
-        ...
 
     async def close(self) -> None:
         """Free everything that is kept between episodes; safe to call twice."""
-        ...
 
 
 class ScaffoldContext(Protocol):
@@ -93,28 +92,22 @@ class ScaffoldContext(Protocol):
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Put messages behind the conversation and let the policy reply."""
-        ...
 
     async def rewrite(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Replace the conversation and let the policy reply; opens a branch of the episode."""
-        ...
 
     async def start(self) -> Opening:
         """The environment's opening."""
-        ...
 
     async def step(self, action: Message) -> StepResult:
         """Act: intents are committed before the environment sees them, results after."""
-        ...
 
     def time(self) -> float:
         """Seconds since the episode began."""
-        ...
 
     @property
     def random(self) -> random.Random:
         """Chance, seeded by the episode."""
-        ...
 
 
 class Scaffold(Protocol):
@@ -122,7 +115,6 @@ class Scaffold(Protocol):
 
     async def run(self, context: ScaffoldContext) -> None:
         """Play one episode to its end."""
-        ...
 
 
 class Sandbox(Protocol):
@@ -130,11 +122,9 @@ class Sandbox(Protocol):
 
     async def run(self, argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
         """Run a command and give its exit status and output."""
-        ...
 
     async def close(self) -> None:
         """End everything that runs inside; safe to call twice."""
-        ...
 
 
 class Scorer(Protocol):
@@ -142,7 +132,6 @@ class Scorer(Protocol):
 
     async def score(self, environment: Environment) -> Score:
         """The score of the episode that `environment` has just played."""
-        ...
 
 
 class TurnJournal(Protocol):
@@ -150,15 +139,12 @@ class TurnJournal(Protocol):
 
     async def commit_reply(self, ticket: Ticket, turn: Turn) -> None:
         """The policy's reply is complete."""
-        ...
 
     async def commit_intents(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
         """These effects are about to be dispatched; returns once that is on record."""
-        ...
 
     async def commit_results(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
         """These effects have come back; returns once that is on record."""
-        ...
 
 
 class EpisodeBuffer(TurnJournal, Protocol):
@@ -166,15 +152,12 @@ class EpisodeBuffer(TurnJournal, Protocol):
 
     async def admit(self) -> Ticket:
         """Leave to start the next episode. Waits for: a free place. Unblocked by: release, loaded, settle."""
-        ...
 
     async def release(self, ticket: Ticket) -> None:
         """The episode generates no more; its place is free, its score may still be on the way."""
-        ...
 
     async def settle(self, episode: Episode) -> None:
         """The episode is over, scored or failed."""
-        ...
 
     async def take(self, versions: Mapping[str, PolicyVersion]) -> Mapping[str, TrainBatch]:
         """A batch for each policy, for the step at these versions. Waits for: enough complete groups.
@@ -182,15 +165,12 @@ class EpisodeBuffer(TurnJournal, Protocol):
         Raises:
             StalledError: no batch can come any more; names the filter or the failures.
         """
-        ...
 
     async def trained(self, versions: Mapping[str, PolicyVersion]) -> None:
         """The taken batch is part of these versions."""
-        ...
 
     async def loaded(self, versions: Mapping[str, PolicyVersion]) -> None:
         """Engines now serve these versions; places come back."""
-        ...
 
 
 class Trainer(Protocol):
@@ -198,31 +178,36 @@ class Trainer(Protocol):
 
     async def step(self, batch: TrainBatch) -> StepReport:
         """One optimizer step."""
-        ...
 
     async def stage(self, version: PolicyVersion, folder: Path) -> WeightsManifest:
         """Write the current weights where engines can read them."""
-        ...
 
     async def save(self, folder: Path) -> None:
         """Write weights and optimizer so that `restore` goes on exactly here."""
-        ...
 
     async def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote."""
-        ...
 
     async def close(self) -> None:
         """End the ranks; safe to call twice."""
-        ...
 
 
 class WeightTransport(Protocol):
-    """Moves staged weights into one engine."""
+    """Moves staged weights into engines, each by itself; `pauses` says whether they must stand still for it."""
+
+    pauses: bool
+
+    async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
+        """Bring the weights as near to the engine as can be while it generates."""
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Bring the weights into a paused engine."""
-        ...
+
+    async def forget(self, engine: str) -> None:
+        """The engine has failed: give up what is kept for it; safe to call twice."""
+
+    async def close(self) -> None:
+        """Free everything; safe to call twice."""
 
 
 class Publisher(Protocol):
@@ -234,31 +219,39 @@ class Publisher(Protocol):
         Raises:
             PublishError: no engine serves it; names phase and engine.
         """
-        ...
 
 
-class Runtime(Protocol):
+class EngineKeeper(Protocol):
+    """Knows when engines end, and brings them back."""
+
+    async def engine_ended(self, name: str) -> str:
+        """Waits for: the end of an engine's process. Returns how it ended; never for engines of others."""
+
+    async def revive_engine(self, name: str) -> Engine:
+        """A new process in the place of a dead one, or the same engine once it answers again.
+
+        Raises:
+            EngineError: it may not, or could not, come back.
+        """
+
+
+class Runtime(EngineKeeper, Protocol):
     """Starts the components of a run somewhere and ends them."""
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> Sequence[Engine]:
         """The engines that serve a policy's rollouts."""
-        ...
 
     async def start_evaluation_engine(self, policy: str, model: Path, version: PolicyVersion) -> Engine:
         """An engine apart from the rollouts'."""
-        ...
 
     async def start_trainer(self, policy: str, model: Path, version: PolicyVersion) -> Trainer:
         """The ranks that train a policy."""
-        ...
 
     async def watch(self) -> None:
-        """Waits for: the death of an engine. Raises EngineError then."""
-        ...
+        """Waits for: the death of what cannot be replaced. Raises EngineError then."""
 
     async def close(self) -> None:
         """End everything; safe to call twice."""
-        ...
 
 
 class MetricSink(Protocol):
@@ -266,8 +259,6 @@ class MetricSink(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record scalars named ``area/quantity_unit``."""
-        ...
 
     def close(self) -> None:
         """Flush and close; safe to call twice."""
-        ...

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agentrl.orchestration.controller import RunSummary
+from agentrl.orchestration.ending import RunSummary
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.telemetry.curve import sparkline
 

@@ -11,7 +11,7 @@ from agentrl.cli.errors import reported
 from agentrl.cli.loop import run_async
 
 if TYPE_CHECKING:
-    from agentrl.orchestration.controller import RunSummary
+    from agentrl.orchestration.ending import RunSummary
 
 RecipeArgument = Annotated[Path, typer.Argument(help="TOML recipe, such as environments/sql/demo.toml.")]
 OverridesArgument = Annotated[list[str] | None, typer.Argument(help="key.path=value, laid over the recipe in order.")]

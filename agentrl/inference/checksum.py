@@ -11,6 +11,20 @@ if TYPE_CHECKING:
 _DIGEST_BYTES = 8
 
 
+def checksum_key(dtype: str | None, name: str) -> str:
+    """A tensor's key among checksums: narrow dtypes have keys of their own, since the same weights differ in them.
+
+    Example: ``bfloat16`` and ``lm_head.weight`` give ``bfloat16:lm_head.weight``; float32 names stay as they are.
+    """
+    narrow = str(dtype).removeprefix("torch.")
+    return f"{narrow}:{name}" if narrow in ("bfloat16", "float16") else name
+
+
+def dtype_of_key(key: str) -> str:
+    """The narrow dtype that a key names, or "" for float32."""
+    return key.rpartition(":")[0]
+
+
 def tensor_checksum(tensor: torch.Tensor) -> str:
     """Digest of a tensor's dtype, shape and bytes.
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import httpx
 import orjson
 
+from agentrl.inference.adapters import Adapter, AdapterShelf, adapter_name
+from agentrl.inference.checksum import checksum_key
 from agentrl.inference.config import ClientConfig
 from agentrl.inference.transport import LaneTransport
-from agentrl.inference.wire import generation_body, parse_generation
+from agentrl.inference.wire import frozen_kv, generation_body, parse_generation
 from agentrl.types.batch import Receipt
-from agentrl.types.errors import Boundary, EngineError, EpisodeError
+from agentrl.types.errors import Boundary, EngineError, EngineRefusedError, EpisodeError
 from agentrl.types.generation import Generation, GenerationRequest
-from agentrl.types.version import PolicyVersion
+from agentrl.types.version import PolicyVersion, VersionSpan
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -37,6 +40,8 @@ class EngineClient:
         self.name, self.url = name, url
         self._config = config
         self._pause_mode = pause_mode
+        self._shelf = AdapterShelf()
+        self._unloading: set[asyncio.Task[None]] = set()
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.AsyncClient(
             base_url=url,
@@ -54,22 +59,18 @@ class EngineClient:
         Raises:
             EpisodeError: engine unreachable, request refused, or an answer that breaks the protocol.
         """
-        body = generation_body(request)
+        adapter = self._shelf.begin()
         try:
-            response = await self._post("/generate", body, self._config.generate_s)
-        except asyncio.CancelledError:
-            await self._abort_quietly(request.rid)
-            raise
-        except TimeoutError:
-            await self._abort_quietly(request.rid)
-            message = f"{self.name} gave no reply within {self._config.generate_s:g} s"
-            raise EpisodeError(Boundary.TIMEOUT, "engine.generate", message) from None
-        except httpx.HTTPError as error:
-            message = f"{self.name} at {self.url}: {type(error).__name__} {error}".rstrip()
-            raise EpisodeError(Boundary.ENGINE, "unreachable", message) from error
-        if response.status_code != 200:
-            raise EpisodeError(Boundary.ENGINE, "refused", f"{self.name}: {_error_text(response)}")
-        return parse_generation(_decoded(response), request)
+            generation = parse_generation(await self._generate(request, adapter), request)
+        finally:
+            if adapter is not None and self._shelf.end(adapter):
+                self._unload_later(adapter)
+        if adapter is not None:
+            spans = (VersionSpan(adapter.version, 0, len(generation.token_ids)),) if len(generation.token_ids) else ()
+            return replace(generation, versions=spans, kv_versions=spans)
+        if self._pause_mode == "in_place" and generation.kv_versions == generation.versions:
+            return replace(generation, kv_versions=frozen_kv(generation.versions))
+        return generation
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probabilities of tokens 1 to n-1 at temperature 1. Raises EngineError."""
@@ -79,7 +80,9 @@ class EngineClient:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        answer = await self._control("/generate", body, self._config.generate_s)
+        if self._shelf.newest is not None:
+            body["lora_path"] = self._shelf.newest.name
+        answer = await self._control("/generate", body, self._config.load_s)
         try:
             return [float(entry[0]) for entry in answer["meta_info"]["input_token_logprobs"][1:]]
         except (LookupError, TypeError, ValueError) as error:
@@ -108,6 +111,29 @@ class EngineClient:
         }
         await self._control("/update_weights_from_disk", body, self._config.load_s)
 
+    async def load_adapter(self, path: str, version: PolicyVersion) -> None:
+        """Take a LoRA adapter from a folder; later generations use it, earlier ones keep theirs. Raises EngineError."""
+        adapter = Adapter(adapter_name(version), version)
+        if adapter != self._shelf.newest:
+            await self.update("/load_lora_adapter", {"lora_name": adapter.name, "lora_path": path})
+        if (old := self._shelf.put(adapter)) is not None:
+            self._unload_later(old)
+
+    async def control(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Any other control call. Raises EngineError."""
+        return await self._control(path, body, self._config.control_s)
+
+    async def update(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A control call that moves weights. Raises EngineError."""
+        return await self._control(path, body, self._config.load_s)
+
+    async def probe(self) -> PolicyVersion:
+        """Whether it is well, and the version that it serves. Raises EngineError."""
+        response = await self._get("/health")
+        if response.status_code != 200:
+            raise EngineError(f"engine {self.name}: /health: {_error_text(response)}")
+        return self._served_version(await self.model_info())
+
     async def relabel(self, version: PolicyVersion) -> None:
         """Rename the weights that are served, without touching requests in flight. Raises EngineError."""
         body = {"new_version": str(version), "abort_all_requests": False}
@@ -117,27 +143,74 @@ class EngineClient:
         """Version and checksums from the engine itself. Raises EngineError."""
         start = time.monotonic()
         info = await self.model_info()
+        if self._shelf.newest is not None:
+            await self._check_has_adapter(self._shelf.newest)
+            return Receipt(self.name, self._shelf.newest.version, {}, time.monotonic() - start, 0)
         answer = await self._control("/weights_checker", {"action": "checksum"}, self._config.load_s)
-        try:
-            version = PolicyVersion.parse(info["weight_version"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EngineError(f"engine {self.name}: /model_info names no policy version: {error}") from error
-        return Receipt(self.name, version, answer.get("checksums", {}), time.monotonic() - start, 0)
+        checksums = {checksum_key(info.get("dtype"), k): v for k, v in answer.get("checksums", {}).items()}
+        return Receipt(self.name, self._served_version(info), checksums, time.monotonic() - start, 0)
 
     async def model_info(self) -> dict[str, Any]:
         """What the engine says of itself; answers in any state. Raises EngineError."""
-        try:
-            async with asyncio.timeout(self._config.control_s):
-                response = await self._http.get("/model_info")
-        except (httpx.HTTPError, TimeoutError) as error:
-            raise EngineError(f"engine {self.name} at {self.url} does not answer: {type(error).__name__}") from error
-        return self._checked("/model_info", response)
+        return self._checked("/model_info", await self._get("/model_info"))
 
     async def close(self) -> None:
         """Close the connections; safe to call twice."""
+        for task in list(self._unloading):
+            task.cancel()
         await self._http.aclose()
 
-    async def _control(self, path: str, body: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+    async def _generate(self, request: GenerationRequest, adapter: Adapter | None) -> Any:
+        cache_name = str(request.expects) if self._pause_mode == "in_place" and request.expects else None
+        body = generation_body(request, cache_name, adapter.name if adapter else None)
+        try:
+            response = await self._post("/generate", body, self._config.generate_s)
+        except asyncio.CancelledError:
+            await self._abort_quietly(request.rid)
+            raise
+        except TimeoutError:
+            await self._abort_quietly(request.rid)
+            message = f"{self.name} gave no reply within {self._config.generate_s:g} s"
+            raise EpisodeError(Boundary.TIMEOUT, "engine.generate", message) from None
+        except httpx.HTTPError as error:
+            message = f"{self.name} at {self.url}: {type(error).__name__} {error}".rstrip()
+            raise EpisodeError(Boundary.ENGINE, "unreachable", message) from error
+        if response.status_code != 200:
+            raise EpisodeError(Boundary.ENGINE, "refused", f"{self.name}: {_error_text(response)}")
+        return _decoded(response)
+
+    def _served_version(self, info: dict[str, Any]) -> PolicyVersion:
+        if self._shelf.newest is not None:
+            return self._shelf.newest.version
+        try:
+            return PolicyVersion.parse(info["weight_version"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineError(f"engine {self.name}: /model_info names no policy version: {error}") from error
+
+    async def _check_has_adapter(self, adapter: Adapter) -> None:
+        models = self._checked("/v1/models", await self._get("/v1/models")).get("data", [])
+        if adapter.name not in [model.get("id") for model in models]:
+            raise EngineError(f"engine {self.name} does not list {adapter.name} among its models")
+
+    def _unload_later(self, adapter: Adapter) -> None:
+        """Unload in the background: nobody waits for it, and the engine holds it back while it is used."""
+
+        async def unload() -> None:
+            with contextlib.suppress(EngineError):
+                await self.update("/unload_lora_adapter", {"lora_name": adapter.name})
+
+        task = asyncio.create_task(unload(), name=f"unload-{adapter.name}")
+        self._unloading.add(task)
+        task.add_done_callback(self._unloading.discard)
+
+    async def _get(self, path: str) -> httpx.Response:
+        try:
+            async with asyncio.timeout(self._config.control_s):
+                return await self._http.get(path)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise EngineError(f"engine {self.name} at {self.url} does not answer: {type(error).__name__}") from error
+
+    async def _control(self, path: str, body: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         try:
             response = await self._post(path, orjson.dumps(body), deadline_s)
         except TimeoutError:
@@ -149,7 +222,7 @@ class EngineClient:
 
     def _checked(self, path: str, response: httpx.Response) -> dict[str, Any]:
         if response.status_code != 200:
-            raise EngineError(f"engine {self.name}: {path}: {_error_text(response)}")
+            raise EngineRefusedError(f"engine {self.name}: {path}: {_error_text(response)}", response.status_code)
         answer = _decoded(response) if response.content else {}
         if not isinstance(answer, dict):
             raise EngineError(f"engine {self.name}: {path}: no JSON object but {response.text[:300]}")

@@ -22,6 +22,19 @@ class ClientConfig(ConfigModel):
     """Seconds to reach the engine at all."""
 
 
+class FleetConfig(ConfigModel):
+    """When an engine counts as lost, and how long work waits for one."""
+
+    probe_s: Annotated[float, Field(gt=0)] = 2.0
+    """Seconds between two looks at an engine."""
+    suspect_s: Annotated[float, Field(gt=0)] = 5.0
+    """Seconds without an answer after which an engine gets no new requests; raise it on crowded machines."""
+    dead_s: Annotated[float, Field(gt=0)] = 20.0
+    """Seconds without an answer after which its requests go elsewhere and it is started anew."""
+    wait_s: Annotated[float, Field(gt=0)] = 180.0
+    """Seconds that a request, or a publication, waits while no engine serves; longer than an engine's start."""
+
+
 class EmbeddedEngineConfig(ConfigModel):
     """Engines that the run starts on this machine."""
 
@@ -35,6 +48,8 @@ class EmbeddedEngineConfig(ConfigModel):
     """Further options of ``agentrl engine`` (``agentrl engine --help``), passed through as they are."""
     start_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds for an engine to load its model."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """How often each engine is started anew after it died; 0 goes on with those that are left."""
 
 
 class AttachedEngineConfig(ConfigModel):
@@ -47,7 +62,7 @@ class AttachedEngineConfig(ConfigModel):
     token_variable: str | None = None
     """Environment variable with the engines' bearer token."""
     start_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds for the engines to answer."""
+    """Seconds for the engines to answer, at the start and after they were lost."""
 
 
 EngineConfig = Annotated[EmbeddedEngineConfig | AttachedEngineConfig, Field(discriminator="kind")]

@@ -1,85 +1,153 @@
-"""Routes a policy's requests over its engines."""
+"""Routes a policy's requests over its fleet, and lets no token pass under a version it is not of."""
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Sequence
+import asyncio
+from collections import Counter, OrderedDict
+from dataclasses import replace
 
+from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import Engine
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.generation import Generation, GenerationRequest
+from agentrl.types.version import PolicyVersion
 
-_log = logging.getLogger(__name__)
+_PREFIX_TOKENS = 256
+_KEPT_PREFIXES = 4096
+_PREFIX_SLACK = 2  # requests more than the least loaded engine has, and a shared prefix is still worth it
 
 
 class EngineRouter:
-    """Sends each session to one engine, the least loaded when the session begins.
+    """Sends each session to one engine: the least loaded when it begins, or one that knows its prompt.
 
-    An engine that is set aside gets no request until it is put back; its sessions go on elsewhere from
-    their tokens. A request that an engine dropped without an answer is sent again, once to each other
-    engine: nothing of it was committed. Such requests are counted in `regenerated`.
+    An engine that does not serve gets no request; its sessions go on elsewhere from their tokens. A
+    request that an engine dropped without an answer, or answered under a version that nobody has proven
+    (the publish fence), is sent again, once to each engine: nothing of it was committed. The first kind
+    is counted in `regenerated`, the second also in `fenced`. With no engine left to try, a request waits
+    `wait_s` for one to come back.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self.engines = {engine.name: engine for engine in engines}
+    def __init__(self, fleet: Fleet, wait_s: float = 0.0) -> None:
+        self.fleet = fleet
         self.regenerated = 0
-        self._aside: dict[str, str] = {}
+        self.fenced = 0
+        self._wait_s = wait_s
         self._load: Counter[str] = Counter()
         self._home: dict[str, str] = {}
-
-    @property
-    def healthy(self) -> list[str]:
-        """Names of the engines that serve."""
-        return [name for name in self.engines if name not in self._aside]
-
-    @property
-    def aside(self) -> dict[str, str]:
-        """Why each engine that is set aside does not serve."""
-        return dict(self._aside)
-
-    def set_aside(self, name: str, reason: str) -> None:
-        """Send no more requests to this engine."""
-        if name not in self._aside:
-            _log.warning("engine %s is set aside: %s", name, reason)
-        self._aside[name] = reason
-
-    def put_back(self, name: str) -> None:
-        """Send requests again; no error if it serves already."""
-        self._aside.pop(name, None)
+        self._prefixes: OrderedDict[int, str] = OrderedDict()
+        self._abandoned: set[asyncio.Task[Generation]] = set()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Generate on the session's engine, or on another if that one is gone.
 
+        Waits for: an engine's reply. Unblocked by: it, the engine's death, the client's deadline; and
+        `wait_s` while no engine serves.
+
         Raises:
             EpisodeError: no engine serves, or the engine's own error.
         """
-        tried: set[str] = set()
+        tried: set[int] = set()
+        last: EpisodeError | None = None
         while True:
-            name = self._choose(request.session, tried)
-            self._load[name] += 1
+            member = await self._choose(request, tried, last)
+            engine, since = member.engine, member.version
+            self.regenerated += bool(tried)
+            self._load[member.name] += 1
             try:
-                return await self.engines[name].generate(request)
+                generation = await self._ask(member, replace(request, expects=since))
+                if await self._passes_fence(member, since, generation):
+                    return generation
+                self.fenced += 1
+                last = _fence_error(member, since, generation)
             except EpisodeError as error:
-                if error.failure.kind != "unreachable" or not set(self.healthy) - tried - {name}:
+                if error.failure.kind != "unreachable":
                     raise
-                tried.add(name)
-                self.regenerated += 1
+                last = error
             finally:
-                self._load[name] -= 1
+                self._load[member.name] -= 1
+            tried.add(id(engine))
 
     def end_session(self, session: str) -> None:
         """Forget where a session was served."""
         self._home.pop(session, None)
 
-    def _choose(self, session: str, tried: set[str]) -> str:
-        home = self._home.get(session)
-        candidates = [name for name in self.healthy if name not in tried]
+    async def _ask(self, member: Member, request: GenerationRequest) -> Generation:
+        """The engine's reply, or an error as soon as the engine is dead."""
+        engine, gone = member.engine, member.gone
+        asking = asyncio.create_task(engine.generate(request))
+        try:
+            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            asking.cancel()
+            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            raise
+        if asking.done():
+            return asking.result()
+        # It may try for a while yet to tell a dead engine that nobody waits.
+        asking.cancel()
+        self._abandoned.add(asking)
+        asking.add_done_callback(self._abandoned.discard)
+        raise EpisodeError(Boundary.ENGINE, "unreachable", f"{engine.name} died: {member.reason}")
+
+    async def _passes_fence(self, member: Member, since: PolicyVersion, generation: Generation) -> bool:
+        """Whether the engine is proven to have held every version that the tokens name.
+
+        Waits for: the verdict, if a token is of weights under proof. Unblocked by: the publisher's deadlines.
+        """
+        versions = {span.version for span in generation.versions}
+        if member.proving in versions:
+            await member.proof.wait()
+        if versions <= member.may_report(since):
+            return True
+        if member.state is EngineState.HEALTHY and member.proving is None:
+            error = _fence_error(member, since, generation)
+            self.fleet.set_aside(member.name, error.failure.message)
+        return False
+
+    async def _choose(self, request: GenerationRequest, tried: set[int], last: EpisodeError | None) -> Member:
+        """An engine that serves and was not tried yet.
+
+        Waits for: one. Unblocked by: a change of the fleet, or `wait_s`.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while (member := self._find(request, tried)) is None:
+                    await self.fleet.wait_for_change()
+                return member
+        except TimeoutError:
+            pass
+        if (member := self._find(request, tried)) is not None:
+            return member
+        if last is not None:
+            raise last
+        message = f"no engine serves this policy ({self.fleet.describe()})"
+        raise EpisodeError(Boundary.ENGINE, "none_healthy", message)
+
+    def _find(self, request: GenerationRequest, tried: set[int]) -> Member | None:
+        members = self.fleet.members
+        candidates = [name for name in self.fleet.healthy if id(members[name].engine) not in tried]
+        home = self._home.get(request.session)
         if home in candidates:
-            return home  # type: ignore[return-value]
+            return members[home]  # type: ignore[index]
         if not candidates:
-            reasons = "; ".join(f"{name}: {why}" for name, why in self._aside.items()) or "none was started"
-            raise EpisodeError(Boundary.ENGINE, "none_healthy", f"no engine serves this policy ({reasons})")
-        chosen = min(candidates, key=lambda name: (self._load[name], name))
-        self._home[session] = chosen
-        return chosen
+            return None
+        least = min(candidates, key=lambda name: (self._load[name], name))
+        prefix = hash(request.prompt_ids[:_PREFIX_TOKENS].tobytes())
+        knowing = self._prefixes.get(prefix)
+        is_worth_it = knowing in candidates and self._load[knowing] <= self._load[least] + _PREFIX_SLACK  # type: ignore[index]
+        chosen: str = knowing if is_worth_it else least  # type: ignore[assignment]
+        self._home[request.session] = self._prefixes[prefix] = chosen
+        if len(self._prefixes) > _KEPT_PREFIXES:
+            self._prefixes.popitem(last=False)
+        return members[chosen]
+
+
+def router_of(engine: Engine, version: PolicyVersion) -> EngineRouter:
+    """A router over one engine that serves `version`."""
+    return EngineRouter(Fleet([engine], version))
+
+
+def _fence_error(member: Member, since: PolicyVersion, generation: Generation) -> EpisodeError:
+    wrote = ", ".join(sorted({str(span.version) for span in generation.versions}))
+    message = f"{member.name} wrote under version {wrote}, but is proven to hold {since} since the request was sent"
+    return EpisodeError(Boundary.ENGINE, "version", message)

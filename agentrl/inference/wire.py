@@ -12,8 +12,8 @@ from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
 
 
-def generation_body(request: GenerationRequest) -> bytes:
-    """The JSON body of ``POST /generate``."""
+def generation_body(request: GenerationRequest, cache_name: str | None = None, adapter: str | None = None) -> bytes:
+    """The JSON body of ``POST /generate``; KV is shared only among requests of one `cache_name`."""
     sampling: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
         "temperature": request.sampling.temperature,
@@ -32,6 +32,10 @@ def generation_body(request: GenerationRequest) -> bytes:
     }
     if request.sampling.truncates:
         body["return_sampling_mask"] = True
+    if cache_name is not None:
+        body["extra_key"] = cache_name
+    if adapter is not None:
+        body["lora_path"] = adapter
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -54,8 +58,8 @@ def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
             logprobs, kept = [entry[0] for entry in meta["output_token_logprobs"]], None
             if [entry[1] for entry in meta["output_token_logprobs"]] != answer["output_ids"]:
                 raise ValueError(f"the {len(logprobs)} logprobs are not of the {len(token_ids)} output_ids")
-        versions = _parse_spans(meta, "weight_versions", len(token_ids))
-        kv_versions = _parse_spans(meta, "kv_versions", len(token_ids)) if "kv_versions" in meta else versions
+        versions = _parse_versions(meta, request, len(token_ids))
+        kv_versions = _parse_spans(meta["kv_versions"]) if "kv_versions" in meta else versions
         generation = Generation(
             token_ids=token_ids,
             logprobs=np.asarray(logprobs, np.float32),
@@ -71,11 +75,30 @@ def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
     return generation
 
 
-def _parse_spans(meta: dict[str, Any], key: str, num_tokens: int) -> tuple[VersionSpan, ...]:
-    """Version spans of the engine's own report; a server without spans reports one label for all."""
-    if key not in meta:
-        return (VersionSpan(PolicyVersion.parse(meta["weight_version"]), 0, num_tokens),)
-    return tuple(VersionSpan(PolicyVersion.parse(s["version"]), s["start"], s["end"]) for s in meta[key])
+def _parse_versions(meta: dict[str, Any], request: GenerationRequest, num_tokens: int) -> tuple[VersionSpan, ...]:
+    """Version spans of the engine's own report.
+
+    A server without spans names only the version at the end. The tokens lie between the version that the
+    request expected and that one; the older is taken, so that they never pass for fresher than they are.
+    """
+    if "weight_versions" in meta:
+        return _parse_spans(meta["weight_versions"])
+    last = PolicyVersion.parse(meta["weight_version"])
+    return (VersionSpan(min(last, request.expects or last), 0, num_tokens),)
+
+
+def _parse_spans(spans: list[dict[str, Any]]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(PolicyVersion.parse(s["version"]), s["start"], s["end"]) for s in spans)
+
+
+def frozen_kv(versions: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """KV versions of a request whose cache survived every swap: the oldest weights wrote the start of it.
+
+    Example: spans 7 over [0, 40) and 8 over [40, 120) have the KV version 7 over [0, 120).
+    """
+    if not versions:
+        return versions
+    return (VersionSpan(min(span.version for span in versions), 0, versions[-1].end),)
 
 
 def _check_alignment(generation: Generation) -> None:

@@ -11,21 +11,20 @@ from pathlib import Path
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.memory import MemoryBuffer
-from agentrl.inference.router import EngineRouter
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments, build_runner, task_sampler
 from agentrl.orchestration.recorder import Recorder, RunObserver
 from agentrl.orchestration.run_directory import RunDirectory
-from agentrl.protocols import EnvironmentHost, Publisher, Runtime, Trainer
+from agentrl.orchestration.serving import Service, Serving, build_serving, evaluation_transport
+from agentrl.protocols import EnvironmentHost, Runtime, Trainer
 from agentrl.rollouts.journal import NoJournal
 from agentrl.rollouts.runner import EpisodeRunner
 from agentrl.tokens.chat import ChatFormat
+from agentrl.types.batch import WeightsManifest
 from agentrl.types.task import Split
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.disk import DiskTransport
-from agentrl.weights.publisher import StagedPublisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,7 @@ class PolicyParts:
     """What serves and trains one policy."""
 
     trainer: Trainer
-    router: EngineRouter
-    publisher: Publisher
+    serving: Serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,11 @@ class RunParts:
     recorder: Recorder
     observer: RunObserver
 
+    @property
+    def services(self) -> list[Service]:
+        """Loops that look after the engines of all policies."""
+        return [service for parts in self.policies.values() for service in parts.serving.services]
+
 
 @asynccontextmanager
 async def assembled(
@@ -77,7 +80,11 @@ async def assembled(
     try:
         observer.on_start(str(run.path), config.steps)
         observer.on_phase("starting engines and trainer")
-        yield await _assemble(config, run, start, observer, runtime, recorder, environments)
+        parts = await _assemble(config, run, start, observer, runtime, recorder, environments)
+        try:
+            yield parts
+        finally:
+            await asyncio.gather(*(policy.serving.publisher.close() for policy in parts.policies.values()))
     finally:
         await runtime.close()
         await environments.close()
@@ -106,7 +113,8 @@ async def _assemble(
             evaluator = starting.create_task(evaluation)
     if start.checkpoint is not None:
         await trainer.result().restore(start.checkpoint)
-    router = EngineRouter(engines.result())
+    first = WeightsManifest(name, start.version, str(model.resolve()), {}, 0)
+    serving = build_serving(policy, engines.result(), runtime, first, run.logs)
     buffer = MemoryBuffer(
         config.buffer,
         places=config.rollout.concurrency,
@@ -119,15 +127,14 @@ async def _assemble(
         ledger=Ledger(recorder.write_ledger_line),
         max_groups=_groups_left(config, start),
     )
-    publisher = StagedPublisher(router, DiskTransport())
     return RunParts(
         config=config,
         run=run,
         start=start,
         runtime=runtime,
-        policies={name: PolicyParts(trainer.result(), router, publisher)},
+        policies={name: PolicyParts(trainer.result(), serving)},
         buffer=buffer,
-        runner=build_runner(config, router, chat, environments, buffer),
+        runner=build_runner(config, serving.router, chat, environments, buffer),
         evaluator=evaluator.result() if evaluator else None,
         recorder=recorder,
         observer=observer,
@@ -147,7 +154,8 @@ async def start_evaluator(
     engine = await runtime.start_evaluation_engine(name, model, version)
     runner = build_runner(config, engine, chat, environments, NoJournal())
     sample_task = task_sampler(config, Split.HELDOUT)
-    return Evaluator(name, engine, DiskTransport(), runner, sample_task, config.evaluation.concurrency)
+    transport = evaluation_transport(config.policies[name])
+    return Evaluator(name, engine, transport, runner, sample_task, config.evaluation.concurrency)
 
 
 def _groups_left(config: RunConfig, start: StartPoint) -> int | None:

@@ -13,7 +13,7 @@ from agentrl.buffer.config import BufferConfig
 from agentrl.config.base import ConfigModel, parse_config
 from agentrl.config.loading import load_table
 from agentrl.envs.config import EnvironmentConfig
-from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineConfig
+from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineConfig, FleetConfig
 from agentrl.rollouts.config import RolloutConfig, ScaffoldConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import TrainerConfig
@@ -31,6 +31,8 @@ class PolicyConfig(ConfigModel):
     """What serves the policy."""
     client: ClientConfig = ClientConfig()
     """Deadlines of calls to its engines."""
+    fleet: FleetConfig = FleetConfig()
+    """When an engine counts as lost."""
     trainer: TrainerConfig = TrainerConfig()
     """What trains it."""
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -8,14 +8,11 @@ publish that takes longer than a step therefore skips versions and delays nobody
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentrl.orchestration.assembly import RunParts
+from agentrl.orchestration.ending import RunSummary, first_failure, stopping_on_signals
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.run_directory import Progress, RunState, RunStatus
 from agentrl.rollouts.session import session_key
@@ -23,22 +20,6 @@ from agentrl.types.batch import TrainBatch, WeightsManifest
 from agentrl.types.episode import Ticket
 from agentrl.types.errors import StalledError
 from agentrl.types.version import PolicyVersion
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """How a run ended."""
-
-    run: Path
-    status: RunStatus
-    version: PolicyVersion
-    first_evaluation: Evaluation | None
-    last_evaluation: Evaluation | None
-    seconds: float
-    aborted_generations: int
-    regenerated_requests: int
-    max_staleness: int
-    goodput: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +61,7 @@ class Controller:
         started = time.monotonic()
         self._write_state(RunStatus.RUNNING)
         status = RunStatus.FAILED
-        with self._stopping_on_signals():
+        with stopping_on_signals(self._announce_stop):
             try:
                 await self._run_loops()
                 status = RunStatus.STOPPED if self._stop.is_set() else RunStatus.FINISHED
@@ -97,6 +78,10 @@ class Controller:
         """Save a checkpoint after the step in progress and end."""
         self._stop.set()
 
+    def _announce_stop(self) -> None:
+        self._parts.observer.on_phase("stopping after this step; once more to end at once")
+        self.request_stop()
+
     async def _run_loops(self) -> None:
         """Waits for: training and evaluation. Unblocked by: their ends, or the failure of any loop."""
         async with asyncio.TaskGroup() as loops:
@@ -104,6 +89,11 @@ class Controller:
                 loops.create_task(self._produce(), name="produce"),
                 loops.create_task(self._publish(), name="publish"),
                 loops.create_task(self._parts.runtime.watch(), name="watch"),
+                *(
+                    loops.create_task(run())
+                    for parts in self._parts.policies.values()
+                    for run in parts.serving.services
+                ),
             ]
             evaluate = loops.create_task(self._evaluate(), name="evaluate")
             await self._train()
@@ -112,7 +102,8 @@ class Controller:
             if self._stop.is_set():
                 evaluate.cancel()
             await asyncio.wait([evaluate])
-            service[2].cancel()
+            for task in service[2:]:
+                task.cancel()
 
     async def _produce(self) -> None:
         """Start an episode whenever one is admitted.
@@ -138,7 +129,7 @@ class Controller:
             raise
         finally:
             for agent in record.agents:
-                self._parts.policies[agent.policy].router.end_session(session_key(ticket, agent.name))
+                self._parts.policies[agent.policy].serving.router.end_session(session_key(ticket, agent.name))
         self._recorder.record_episode(episode)
         await self._buffer.settle(episode)
 
@@ -206,7 +197,7 @@ class Controller:
             await self._has_staged.wait()
             self._has_staged.clear()
             for policy, manifest in list(self._staged.items()):
-                receipts = await self._parts.policies[policy].publisher.publish(manifest)
+                receipts = await self._parts.policies[policy].serving.publisher.publish(manifest)
                 self._recorder.record_publish(list(receipts))
                 await self._buffer.loaded({policy: manifest.version})
                 self._prune(policy)
@@ -264,34 +255,7 @@ class Controller:
             last_evaluation=self._evaluations[-1] if self._evaluations else None,
             seconds=seconds,
             aborted_generations=self._recorder.totals["aborted_generations"],
-            regenerated_requests=sum(parts.router.regenerated for parts in self._parts.policies.values()),
+            regenerated_requests=sum(parts.serving.router.regenerated for parts in self._parts.policies.values()),
             max_staleness=self._recorder.max_staleness,
             goodput=self._buffer.ledger.goodput(),
         )
-
-    @contextmanager
-    def _stopping_on_signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM stops with a checkpoint; a second one ends at once."""
-        loop = asyncio.get_running_loop()
-
-        def stop(number: int) -> None:
-            self._parts.observer.on_phase("stopping after this step; once more to end at once")
-            self.request_stop()
-            loop.remove_signal_handler(number)
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-
-def first_failure(group: BaseExceptionGroup) -> BaseException:
-    """The first failure of a group of groups that is not a cancellation."""
-    for error in group.exceptions:
-        found = first_failure(error) if isinstance(error, BaseExceptionGroup) else error
-        if not isinstance(found, asyncio.CancelledError):
-            return found
-    return group.exceptions[0]

@@ -23,8 +23,9 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class EngineLaunch:
-    """What an engine process is started with."""
+    """What an engine process of a policy is started with."""
 
+    policy: str
     name: str
     model: Path
     version: PolicyVersion
@@ -76,10 +77,9 @@ class EngineProcess:
             raise
         return engine
 
-    async def watch(self) -> None:
-        """Waits for: the end of the process. Unblocked by: it. Raises EngineError then."""
-        code = await self._process.wait()
-        raise EngineError(self._describe_end(code))
+    async def ended(self) -> str:
+        """Waits for: the end of the process. Unblocked by: it. Says how it ended."""
+        return self._describe_end(await self._process.wait())
 
     async def close(self) -> None:
         """End the process and everything it started; safe to call twice."""
@@ -111,7 +111,7 @@ class EngineProcess:
     def _describe_end(self, code: int) -> str:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         log = self._launch.logs / f"{self._launch.name}.log"
-        return f"engine {self._launch.name} ended ({how}); resume the run to start it again. End of {log}:\n{tail(log)}"
+        return f"engine {self._launch.name} ended ({how}). End of {log}:\n{tail(log)}"
 
 
 async def attach_engines(
@@ -126,13 +126,14 @@ async def attach_engines(
     engines = []
     for number, url in enumerate(config.urls):
         engine = EngineClient(f"{policy}-{number}", url, client, publish.pause_mode, token)
-        await _wait_for_answer(engine, config.start_s)
+        await wait_for_answer(engine, config.start_s)
         await engine.relabel(version)
         engines.append(engine)
     return engines
 
 
-async def _wait_for_answer(engine: EngineClient, start_s: float) -> None:
+async def wait_for_answer(engine: EngineClient, start_s: float) -> None:
+    """Until an engine that somebody else runs answers. Raises EngineError after `start_s`."""
     try:
         async with asyncio.timeout(start_s):
             while not await _answers(engine):

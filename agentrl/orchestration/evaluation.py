@@ -16,7 +16,7 @@ from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import StalledError
 from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.publisher import check_receipt
+from agentrl.weights.receipts import check_receipt
 
 
 @dataclass(frozen=True, slots=True)

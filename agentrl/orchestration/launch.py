@@ -8,7 +8,8 @@ from pathlib import Path
 
 from agentrl.orchestration.assembly import StartPoint, assembled, start_evaluator
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.controller import Controller, RunSummary, first_failure
+from agentrl.orchestration.controller import Controller
+from agentrl.orchestration.ending import RunSummary, first_failure
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments

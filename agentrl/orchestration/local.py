@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig
 from agentrl.orchestration.config import PolicyConfig, RunConfig
-from agentrl.orchestration.engines import EngineLaunch, EngineProcess, attach_engines
+from agentrl.orchestration.engines import EngineLaunch, EngineProcess, attach_engines, wait_for_answer
 from agentrl.protocols import Engine
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.types.errors import ConfigError, EngineError
@@ -20,25 +21,30 @@ class LocalRuntime:
 
     def __init__(self, config: RunConfig, logs: Path) -> None:
         self._config, self._logs = config, logs
-        self._processes: list[EngineProcess] = []
-        self._clients: list[EngineClient] = []
+        self._processes: dict[str, EngineProcess] = {}
+        self._launches: dict[str, EngineLaunch] = {}
+        self._attached: dict[str, tuple[str, EngineClient]] = {}
+        self._restarts: Counter[str] = Counter()
         self._trainers: list[TrainerHandle] = []
         self._watches: list[asyncio.Task[None]] = []
-        self._engine_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._irreplaceable_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> list[Engine]:
         """The engines that serve a policy's rollouts. Raises ConfigError or EngineError."""
         config = self._policy(policy)
         if isinstance(config.engine, AttachedEngineConfig):
             clients = await attach_engines(policy, config.engine, config.client, config.publish, version)
-            self._clients += clients
+            self._attached |= {client.name: (policy, client) for client in clients}
             return list(clients)
         names = [f"engine-{policy}-{number}" for number in range(config.engine.count)]
         return list(await asyncio.gather(*(self._launch(policy, name, model, version) for name in names)))
 
     async def start_evaluation_engine(self, policy: str, model: Path, version: PolicyVersion) -> Engine:
         """An engine apart from the rollouts', whose weights evaluation alone decides."""
-        return await self._launch(policy, f"engine-{policy}-evaluation", model, version)
+        name = f"engine-{policy}-evaluation"
+        engine = await self._launch(policy, name, model, version)
+        self._watches.append(asyncio.create_task(self._report_end(name), name=f"watch-{name}"))
+        return engine
 
     async def start_trainer(self, policy: str, model: Path, version: PolicyVersion) -> TrainerHandle:
         """The ranks that train a policy. Raises ConfigError or TrainerError."""
@@ -55,9 +61,36 @@ class LocalRuntime:
         self._trainers.append(trainer)
         return trainer
 
+    async def engine_ended(self, name: str) -> str:
+        """Waits for: the end of an engine's process. Unblocked by: it; never for engines of others."""
+        if name in self._attached:
+            return await asyncio.get_running_loop().create_future()
+        return await self._processes[name].ended()
+
+    async def revive_engine(self, name: str) -> Engine:
+        """Start a dead engine anew from its first weights, or wait until somebody else has.
+
+        Raises:
+            EngineError: it was started too often, or did not start.
+        """
+        if name in self._attached:
+            policy, client = self._attached[name]
+            await wait_for_answer(client, self._policy(policy).engine.start_s)
+            return client
+        launch = self._launches[name]
+        await self._processes[name].close()
+        if self._restarts[name] >= launch.config.max_restarts:
+            limit = launch.config.max_restarts
+            raise EngineError(f"engine.max_restarts = {limit} allows no further start; look at its log")
+        self._restarts[name] += 1
+        try:
+            return await self._start(launch)
+        except ConfigError as error:
+            raise EngineError(str(error)) from error
+
     async def watch(self) -> None:
-        """Waits for: the death of any engine that this runtime started. Raises EngineError then."""
-        await self._engine_ended
+        """Waits for: the death of the evaluation's engine, which nothing replaces. Raises EngineError then."""
+        await self._irreplaceable_ended
 
     async def close(self) -> None:
         """End everything; safe to call twice."""
@@ -65,16 +98,14 @@ class LocalRuntime:
             task.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await asyncio.gather(*(trainer.close() for trainer in self._trainers))
-        await asyncio.gather(*(process.close() for process in self._processes))
-        await asyncio.gather(*(client.close() for client in self._clients))
+        await asyncio.gather(*(process.close() for process in self._processes.values()))
+        await asyncio.gather(*(client.close() for _, client in self._attached.values()))
 
-    async def _report_end(self, process: EngineProcess) -> None:
+    async def _report_end(self, name: str) -> None:
         """Waits for: the end of one engine. Unblocked by: it, or close."""
-        try:
-            await process.watch()
-        except EngineError as error:
-            if not self._engine_ended.done():
-                self._engine_ended.set_exception(error)
+        reason = await self._processes[name].ended()
+        if not self._irreplaceable_ended.done():
+            self._irreplaceable_ended.set_exception(EngineError(f"{reason}\nResume the run to start it again"))
 
     async def _launch(self, policy: str, name: str, model: Path, version: PolicyVersion) -> Engine:
         config = self._policy(policy)
@@ -83,10 +114,14 @@ class LocalRuntime:
                 "evaluation needs an engine of its own, which an attached engine cannot be; "
                 "set evaluation.interval_steps=0 and evaluation.final_tasks=0"
             )
-        launch = EngineLaunch(name, model, version, config.engine, self._config.is_deterministic, self._logs)
+        launch = EngineLaunch(policy, name, model, version, config.engine, self._config.is_deterministic, self._logs)
+        self._launches[name] = launch
+        return await self._start(launch)
+
+    async def _start(self, launch: EngineLaunch) -> Engine:
+        config = self._policy(launch.policy)
         process = await EngineProcess.start(launch, config.client, config.publish)
-        self._processes.append(process)
-        self._watches.append(asyncio.create_task(self._report_end(process), name=f"watch-{name}"))
+        self._processes[launch.name] = process
         return process.client
 
     def _policy(self, name: str) -> PolicyConfig:

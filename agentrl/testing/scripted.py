@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt
+from agentrl.types.errors import EngineRefusedError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.message import Message
 from agentrl.types.version import PolicyVersion, VersionSpan
@@ -58,6 +60,22 @@ class ScriptedEngine:
     async def receipt(self) -> Receipt:
         """The version, without checksums."""
         return Receipt(self.name, self.version, {}, 0.0, 0)
+
+    async def probe(self) -> PolicyVersion:
+        """Always well."""
+        return self.version
+
+    async def control(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Nothing else is known."""
+        raise EngineRefusedError(f"{self.name} does not serve {path}", 404)
+
+    async def update(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Nothing else is known."""
+        return await self.control(path, body)
+
+    async def load_adapter(self, path: str, version: PolicyVersion) -> None:
+        """Only the version changes."""
+        self.version = version
 
 
 class AbortingEngine(ScriptedEngine):

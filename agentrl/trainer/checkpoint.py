@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from agentrl.inference.checksum import tensor_checksum
+from agentrl.inference.checksum import checksum_key, tensor_checksum
 from agentrl.trainer.model import PolicyModel, full_weights
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.types.batch import WeightsManifest
@@ -56,9 +56,16 @@ def stage_weights(
             message = f"weights {version} cannot be written to {folder}: {error}; free space, then resume the run"
             raise StorageError(message) from error
         num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
-        checksums = {name: tensor_checksum(tensor) for name, tensor in weights.items()}
+        checksums = weight_checksums(weights)
         manifest = WeightsManifest(name, version, str(folder), checksums, num_bytes)
     return manifest
+
+
+def weight_checksums(weights: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Digests of the weights as float32 and as bfloat16, for engines that serve in either."""
+    checksums = {name: tensor_checksum(tensor) for name, tensor in weights.items()}
+    narrow = {n: tensor_checksum(t.to(torch.bfloat16)) for n, t in weights.items()}
+    return checksums | {checksum_key("bfloat16", name): digest for name, digest in narrow.items()}
 
 
 def save_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) -> None:

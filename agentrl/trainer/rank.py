@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
+from agentrl.trainer.canary import compute_canary
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import load_policy
@@ -23,6 +25,8 @@ from agentrl.trainer.sequence import TokenSequence
 from agentrl.trainer.step import run_step, run_supervised
 from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
 from agentrl.types.version import PolicyVersion
+
+_CANARY_TOKENS = 48
 
 
 class RankSpec(msgspec.Struct, frozen=True):
@@ -48,6 +52,7 @@ class TrainerRank:
         self._algorithm = AlgorithmConfig.model_validate(spec.algorithm)
         self._version = spec.version
         self._is_unproven = True
+        self._canary_ids: list[int] = []
 
     def load(self) -> dict[str, int]:
         """Meet the other ranks and load model and optimizer; returns sizes. Every rank's first call.
@@ -81,6 +86,7 @@ class TrainerRank:
         sequences = select_sequences(batch, self._algorithm)
         metrics = {}
         if sequences:
+            self._canary_ids = sequences[0].token_ids[:_CANARY_TOKENS].tolist()
             temperature = self._spec.temperature
             metrics = run_step(
                 self._policy, self._optimizer, sequences, self._algorithm, self._config, temperature, self._is_unproven
@@ -104,7 +110,8 @@ class TrainerRank:
         """Write the current weights where engines can read them."""
         if version != self._version:
             raise ValueError(f"asked to stage version {version}, the trainer is at {self._version}")
-        return stage_weights(self._policy, Path(self._spec.model), self._spec.policy, version, Path(folder))
+        manifest = stage_weights(self._policy, Path(self._spec.model), self._spec.policy, version, Path(folder))
+        return dataclasses.replace(manifest, canary=compute_canary(self._policy, self._canary_ids, self._config.device))
 
     def save(self, folder: str) -> None:
         """Write weights and optimizer."""

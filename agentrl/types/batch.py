@@ -7,6 +7,7 @@ Dimension suffixes, used for tensors everywhere: T tokens packed one behind the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -72,10 +73,23 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """A few tokens and what the trainer says of them: log-probabilities of tokens 1 to n-1 at temperature 1.
+
+    Example: ids ``(5, 17, 3)`` and logprobs ``(-1.25, -0.5)``.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsManifest:
     """Weights of one version, staged where engines can read them.
 
-    `checksums` maps the engine's tensor names to digests, so that a receipt can be compared.
+    `checksums` maps tensor names to digests, so that a receipt can be compared; for narrower dtypes that
+    engines may serve in, the names begin with the dtype, such as ``bfloat16:lm_head.weight``. `canary` is
+    computed by the trainer with these very weights.
     """
 
     policy: str
@@ -83,14 +97,20 @@ class WeightsManifest:
     path: str
     checksums: dict[str, str]
     num_bytes: int
+    canary: Canary | None = None
+    kind: Literal["full", "adapter"] = "full"
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """An engine's proof of what it serves after a load."""
+    """An engine's proof of what it serves after a load.
+
+    `seconds` are of the whole publication to it, `gap_s` of the pause in it.
+    """
 
     engine: str
     version: PolicyVersion
     checksums: dict[str, str]
     seconds: float
     aborted: int
+    gap_s: float = 0.0

@@ -55,6 +55,14 @@ class EngineError(AgentRLError):
     """No engine is left to generate with, or one answered what the protocol does not allow."""
 
 
+class EngineRefusedError(EngineError):
+    """An engine answered a control call with an error; `status` is the HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class TrainerError(AgentRLError):
     """A trainer rank died, hung, or disagrees with the engine about the policy."""
 

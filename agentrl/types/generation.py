@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from agentrl.types.message import Message
-from agentrl.types.version import VersionSpan
+from agentrl.types.version import PolicyVersion, VersionSpan
 
 
 class FinishReason(StrEnum):
@@ -42,8 +42,9 @@ class GenerationRequest:
 
     `seed` and a token's position in the context decide its random number, so a request that is
     aborted and continued draws what it would have drawn. `session` names the growing context that the
-    prompt belongs to, so that a router can keep it on one engine. `conversation` is the text that the
-    ids stand for; scripted policies read it, the wire never carries it.
+    prompt belongs to, so that a router can keep it on one engine. `expects` is the version that its
+    engine is proven to hold when it is sent; tokens are of this version or a newer one. `conversation`
+    is the text that the ids stand for; scripted policies read it, the wire never carries it.
     """
 
     rid: str
@@ -53,6 +54,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...]
     sampling: Sampling
     seed: int
+    expects: PolicyVersion | None = None
     conversation: tuple[Message, ...] = ()
 
 

@@ -2,16 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from agentrl.config.base import ConfigModel
+
+_BUCKET_BYTES = 256 * 2**20
+
+
+class DiskTransportConfig(ConfigModel):
+    """Engines read the staged safetensors themselves: simple, and right wherever they share a disk."""
+
+    kind: Literal["disk"] = "disk"
+    """Through a shared disk."""
+
+
+class BroadcastTransportConfig(ConfigModel):
+    """Buckets go to each engine by a collective of its own: for engines without a shared disk."""
+
+    kind: Literal["broadcast"] = "broadcast"
+    """By gloo or NCCL."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """gloo between CPUs, NCCL between GPUs."""
+    master_address: str = "127.0.0.1"
+    """This machine's address as the engines see it."""
+    ranks_per_engine: Annotated[int, Field(gt=0)] = 1
+    """Tensor-parallel size of each engine."""
+    bucket_bytes: Annotated[int, Field(gt=0)] = _BUCKET_BYTES
+    """Largest bucket; an engine needs that much memory beside its weights."""
+    join_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds for a group to form."""
+
+
+class TensorTransportConfig(ConfigModel):
+    """Engines on this machine map the weights: shared memory, or CUDA IPC where there is CUDA."""
+
+    kind: Literal["tensors"] = "tensors"
+    """Through memory that both map."""
+    ranks_per_engine: Annotated[int, Field(gt=0)] = 1
+    """Tensor-parallel size of each engine."""
+    bucket_bytes: Annotated[int, Field(gt=0)] = _BUCKET_BYTES
+    """Largest bucket."""
+
+
+class AdapterTransportConfig(ConfigModel):
+    """Only the LoRA adapter goes to the engines; needs ``trainer.lora``."""
+
+    kind: Literal["adapter"] = "adapter"
+    """The adapter alone, without a pause."""
+
+
+class DeltaTransportConfig(ConfigModel):
+    """Only values that changed go to the engines' host, which rebuilds the weights: for slow links."""
+
+    kind: Literal["delta"] = "delta"
+    """Changed values only."""
+    folder: Path = Path("/dev/shm/agentrl")
+    """Folder on the engines' host for two versions of the weights, best in memory."""
+    full_above: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Changed fraction above which a tensor is sent whole."""
+
+
+TransportConfig = Annotated[
+    DiskTransportConfig
+    | BroadcastTransportConfig
+    | TensorTransportConfig
+    | AdapterTransportConfig
+    | DeltaTransportConfig,
+    Field(discriminator="kind"),
+]
 
 
 class PublishConfig(ConfigModel):
     """Publication of a policy's weights."""
 
+    transport: TransportConfig = DiskTransportConfig()
+    """How the bytes reach the engines."""
     pause_mode: Literal["abort", "retract", "in_place"] = "abort"
     """What the pause does to requests in flight: sessions get them back and continue them; or the engine
     requeues them; or it freezes them and they go on with their old KV."""
-    keep_versions: int = 2
+    max_canary_gap_nats: Annotated[float, Field(gt=0)] = 0.05
+    """Largest difference of an engine's canary log-probabilities from the trainer's; about 0.5 for bfloat16."""
+    keep_versions: Annotated[int, Field(gt=1)] = 2
     """Staged versions that stay on disk."""

@@ -3,91 +3,125 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Sequence
 
-from agentrl.inference.router import EngineRouter
+from agentrl.inference.fleet import Fleet, Member
 from agentrl.protocols import Engine, WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.errors import EngineError, PublishError
-
-
-class ReceiptError(EngineError):
-    """An engine serves something else than what was published."""
+from agentrl.weights.config import PublishConfig
+from agentrl.weights.receipts import ReceiptBook, check_canary
 
 
 class StagedPublisher:
-    """Publisher of one policy over the engines of a router.
+    """Publisher of one policy over its fleet.
 
     Invariant: an engine serves rollouts only with a receipt for the newest published version. One that
-    fails in any phase is set aside, its sessions go on elsewhere, and the next publish tries it again.
+    fails in any phase is set aside, its sessions go on elsewhere, and it is brought back by `sync`, which
+    the resynchronizer calls. Failures are counted by phase in `counts`.
     """
 
-    def __init__(self, router: EngineRouter, transport: WeightTransport) -> None:
-        self._router, self._transport = router, transport
-        self.aborted_total = 0
+    def __init__(
+        self,
+        fleet: Fleet,
+        transport: WeightTransport,
+        config: PublishConfig,
+        first: WeightsManifest,
+        wait_s: float = 0.0,
+    ) -> None:
+        self._fleet, self._transport, self._config = fleet, transport, config
+        self._newest = first
+        self._wait_s = wait_s
+        self._book = ReceiptBook()
+        self._receipts: dict[str, Receipt] = {}
+        self.counts: Counter[str] = Counter()
 
     async def publish(self, manifest: WeightsManifest) -> Sequence[Receipt]:
-        """Bring the version to all engines.
+        """Bring the version to all engines that serve; those that do not are `sync`'s.
 
-        Waits for: every engine's receipt or failure; engines do not wait for each other. Unblocked by:
-        the deadlines of the calls.
+        Waits for: every engine's receipt or failure; engines do not wait for each other. With no engine
+        left, for one that comes back. Unblocked by: the deadlines of the calls, and `wait_s`.
 
         Raises:
             PublishError: no engine serves the version; names phase and engine of each failure.
         """
-        engines = list(self._router.engines.values())
-        results = await asyncio.gather(*(self._publish_to(engine, manifest) for engine in engines))
-        receipts = [result for result in results if isinstance(result, Receipt)]
-        self.aborted_total += sum(receipt.aborted for receipt in receipts)
-        if not receipts:
-            failures = "; ".join(str(result) for result in results)
-            raise PublishError(
-                f"version {manifest.version} of policy '{manifest.policy}' reached no engine: {failures}. "
-                "Look at the engines' logs, then resume the run"
-            )
-        return receipts
+        self._newest = manifest
+        await asyncio.gather(*(self.sync(name) for name in self._fleet.healthy))
+        if not self._served_by(manifest):
+            await self._wait_for_one(manifest)
+        return self._served_by(manifest)
 
-    async def _publish_to(self, engine: Engine, manifest: WeightsManifest) -> Receipt | str:
+    async def sync(self, name: str) -> Receipt | str:
+        """Bring the newest version to one engine; returns its receipt, or the failure as ``engine: phase: why``."""
+        member = self._fleet.members[name]
+        async with member.turn:
+            return await self._sync(member, self._newest)
+
+    async def close(self) -> None:
+        """Free what the transport keeps; safe to call twice."""
+        await self._transport.close()
+
+    async def _sync(self, member: Member, manifest: WeightsManifest) -> Receipt | str:
         started = time.monotonic()
-        phase = "pause"
+        engine = member.engine
+        aborted = 0
+        phase = "prepare"
         try:
-            aborted = await engine.pause()
+            await self._transport.prepare(engine, manifest)
+            paused = time.monotonic()
+            if self._transport.pauses:
+                phase = "pause"
+                aborted = await engine.pause()
+            self._fleet.begin_proof(member.name, manifest.version)
             phase = "swap"
             await self._transport.send(engine, manifest)
             phase = "receipt"
             receipt = await engine.receipt()
-            check_receipt(receipt, manifest)
-            phase = "resume"
-            await engine.resume()
+            self._book.check(receipt, manifest)
+            if self._transport.pauses:
+                phase = "resume"
+                await engine.resume()
+            gap_s = time.monotonic() - paused
+            phase = "canary"
+            await check_canary(engine, manifest, self._config.max_canary_gap_nats)
         except EngineError as error:
-            self._router.set_aside(engine.name, f"{phase} of version {manifest.version} failed: {error}")
-            await self._return_requests(engine)
-            return f"{engine.name}: {phase}: {error}"
-        self._router.put_back(engine.name)
-        return dataclasses.replace(receipt, aborted=aborted, seconds=time.monotonic() - started)
+            return await self._fail(engine, manifest, phase, error)
+        self._fleet.proven(member.name)
+        seconds = time.monotonic() - started
+        receipt = dataclasses.replace(receipt, aborted=aborted, seconds=seconds, gap_s=gap_s)
+        self._receipts[member.name] = receipt
+        return receipt
 
-    async def _return_requests(self, engine: Engine) -> None:
-        """Give back what still waits inside an engine that serves nobody any more."""
-        try:
+    async def _fail(self, engine: Engine, manifest: WeightsManifest, phase: str, error: EngineError) -> str:
+        self.counts[f"publish/failed_{phase}"] += 1
+        self._fleet.disproven(engine.name, f"{phase} of version {manifest.version} failed: {error}")
+        await self._transport.forget(engine.name)
+        # If it is gone, so are its requests, and their sessions notice by themselves.
+        with contextlib.suppress(EngineError):
             await engine.abort_all()
-        except EngineError:
-            return  # it is gone, and so are its requests: their sessions notice by themselves
+        return f"{engine.name}: {phase}: {error}"
 
+    async def _wait_for_one(self, manifest: WeightsManifest) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while not self._served_by(manifest):
+                    await self._fleet.wait_for_change()
+        except TimeoutError:
+            raise PublishError(self.describe_failure(manifest)) from None
 
-def check_receipt(receipt: Receipt, manifest: WeightsManifest) -> None:
-    """Compare what an engine serves with what was staged.
+    def describe_failure(self, manifest: WeightsManifest | None = None) -> str:
+        """Why no engine serves a version, the newest if none is given."""
+        manifest = manifest or self._newest
+        return (
+            f"version {manifest.version} of policy '{manifest.policy}' reached no engine: {self._fleet.describe()}. "
+            "Look at the engines' logs, then resume the run"
+        )
 
-    Checksums are compared by tensor name where both sides have the name; an engine that fuses or shards
-    its tensors shares no names, and then only the version counts.
-
-    Raises:
-        ReceiptError: another version, or another content under a common name.
-    """
-    if receipt.version != manifest.version:
-        raise ReceiptError(f"serves version {receipt.version} instead of {manifest.version}")
-    common = receipt.checksums.keys() & manifest.checksums.keys()
-    wrong = sorted(name for name in common if receipt.checksums[name] != manifest.checksums[name])
-    if wrong:
-        raise ReceiptError(f"{len(wrong)} of {len(common)} tensors differ from the published ones, such as {wrong[0]}")
+    def _served_by(self, manifest: WeightsManifest) -> list[Receipt]:
+        healthy = self._fleet.healthy
+        receipts = (self._receipts[name] for name in healthy if name in self._receipts)
+        return [receipt for receipt in receipts if receipt.version == manifest.version]

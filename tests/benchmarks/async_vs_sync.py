@@ -30,13 +30,16 @@ import numpy as np
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.memory import MemoryBuffer
+from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.orchestration.assembly import PolicyParts, RunParts, StartPoint
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.controller import Controller, RunSummary
+from agentrl.orchestration.controller import Controller
+from agentrl.orchestration.ending import RunSummary
 from agentrl.orchestration.players import build_environments, build_runner, task_sampler
 from agentrl.orchestration.recorder import Recorder, SilentObserver
 from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.orchestration.serving import Serving
 from agentrl.testing.clock import run_virtual
 from agentrl.testing.tiny import make_tiny_model, tiny_chat
 from agentrl.tokens.chat import ChatFormat
@@ -45,6 +48,7 @@ from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl_environments.sql.experts import act_clean
@@ -97,12 +101,6 @@ class TailEngine:
     async def resume(self) -> None:
         self._pause.clear()
         self._resume.set()
-
-    async def abort_all(self) -> None:
-        return
-
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        raise NotImplementedError
 
     async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
         await asyncio.sleep(SWAP_S)
@@ -210,7 +208,9 @@ async def simulate(config: RunConfig, chat: ChatFormat) -> Result:
     recorder = Recorder(run, config.name, SilentObserver())
     sample_task = task_sampler(config, Split.TRAIN)
     engine = TailEngine(chat, sample_task)
-    router = EngineRouter([engine])
+    fleet = Fleet([engine], FIRST)
+    router = EngineRouter(fleet)
+    publisher = StagedPublisher(fleet, DiskTransport(), PublishConfig(), WeightsManifest("main", FIRST, "", {}, 0))
     buffer = MemoryBuffer(
         config.buffer, PLACES, 1, 10, sample_task, config.seed, {"main": FIRST},
         FrontierState(), Ledger(recorder.write_ledger_line),
@@ -221,7 +221,7 @@ async def simulate(config: RunConfig, chat: ChatFormat) -> Result:
         run=run,
         start=StartPoint(FIRST),
         runtime=Machine(),
-        policies={"main": PolicyParts(TimedTrainer(), router, StagedPublisher(router, DiskTransport()))},
+        policies={"main": PolicyParts(TimedTrainer(), Serving(fleet, router, publisher, ()))},
         buffer=buffer,
         runner=build_runner(config, router, chat, environments, buffer),
         evaluator=None,

@@ -13,7 +13,7 @@ from pathlib import Path
 from agentrl.cli.loop import run_async
 from agentrl.cli.progress import PhaseProgress, RunProgress, print_summary
 from agentrl.orchestration.config import load_run_config
-from agentrl.orchestration.controller import RunSummary
+from agentrl.orchestration.ending import RunSummary
 from agentrl.orchestration.launch import start_run
 from agentrl.orchestration.warmstart import WarmStart
 from agentrl.orchestration.warmstart_config import load_warmstart_config

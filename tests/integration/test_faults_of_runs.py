@@ -37,18 +37,41 @@ def test_an_engine_that_is_not_there_is_named_with_its_address(tiny_model: Path,
     assert state["status"] == "failed"
 
 
-def test_an_engine_that_dies_stops_the_run_which_can_be_resumed(tiny_model: Path, tmp_path: Path) -> None:
+def _engine_of(run: Path) -> int:
+    arguments = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in runs.processes_of(run)}
+    return next(pid for pid, line in arguments.items() if "--weight-version" in line)
+
+
+def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Path) -> None:
     process = runs.start(tmp_path, tiny_model, "steps=100000")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 3, process)
-    engine = next(
-        pid for pid in runs.processes_of(run) if "--weight-version" in Path(f"/proc/{pid}/cmdline").read_text()
+    first = _engine_of(run)
+    os.kill(first, signal.SIGKILL)
+    step = runs.metrics(run)[-1]["step"]
+    runs.wait_for_step(run, step + 8, process)
+    assert _engine_of(run) != first
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    failed = {line["reason"] for line in runs.rows(run / "ledger.jsonl") if line["outcome"] == "dropped"}
+    assert failed == {"run_ended"}, "its episodes went on from their tokens"
+
+
+def test_an_engine_that_may_not_be_started_again_stops_the_run_which_can_be_resumed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    process = runs.start(
+        tmp_path, tiny_model, "steps=100000", 'policies.main.engine={kind = "embedded", max_restarts = 0}'
     )
-    os.kill(engine, signal.SIGKILL)
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 3, process)
+    os.kill(_engine_of(run), signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1
+    assert "no engine is left" in output
     assert "engine engine-main-0 ended (signal 9)" in output
-    assert "resume" in output
+    assert "Resume the run" in output
     assert runs.state(run)["status"] == "failed"
     assert (run / "checkpoints").is_dir()
     config = (run / "config.json").read_text().replace('"steps": 100000', '"steps": 5')

@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
-from agentrl.orchestration.controller import first_failure
+from agentrl.orchestration.ending import first_failure
 from agentrl.orchestration.evaluation import Evaluator
 from agentrl.orchestration.players import build_scaffold
 from agentrl.orchestration.transcripts import Teacher

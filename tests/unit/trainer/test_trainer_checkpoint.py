@@ -120,7 +120,8 @@ def test_a_manifest_says_what_was_staged(tiny_model, tmp_path):
     manifest = stage_weights(training.policy, tiny_model, "main", V1, tmp_path / "v1")
     weights = training.weights()
     assert (manifest.policy, manifest.version, manifest.path) == ("main", V1, str(tmp_path / "v1"))
-    assert manifest.checksums == {name: tensor_checksum(tensor) for name, tensor in weights.items()}
+    narrow = {f"bfloat16:{name}": tensor_checksum(tensor.bfloat16()) for name, tensor in weights.items()}
+    assert manifest.checksums == {name: tensor_checksum(tensor) for name, tensor in weights.items()} | narrow
     assert manifest.num_bytes == sum(4 * tensor.numel() for tensor in weights.values())
     assert "lm_head.weight" not in manifest.checksums
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from trainer_reference import make_batch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig
@@ -93,4 +94,16 @@ def test_every_step_changes_the_checksums_that_engines_must_show(rank, network, 
     rank.step(make_batch(network))
     after = rank.stage(PolicyVersion(0, 1), str(tmp_path / "v1")).checksums
     assert before.keys() == after.keys()
-    assert all(before[name] != after[name] for name in before)
+    assert all(before[name] != after[name] for name in before if not name.startswith("bfloat16:"))
+
+
+def test_the_canary_is_what_the_staged_weights_say_of_the_last_batch(rank, network, tmp_path):
+    assert rank.stage(PolicyVersion(0, 0), str(tmp_path / "v0")).canary is None, "no batch, no canary"
+    rank.step(make_batch(network))
+    manifest = rank.stage(PolicyVersion(0, 1), str(tmp_path / "v1"))
+    staged = AutoModelForCausalLM.from_pretrained(tmp_path / "v1", dtype=torch.float32).eval()
+    ids = torch.tensor([manifest.canary.token_ids])
+    with torch.no_grad():
+        logprobs = staged(ids).logits[0, :-1].log_softmax(-1)
+    expected = logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
+    assert list(manifest.canary.logprobs) == pytest.approx(expected, abs=1e-5)

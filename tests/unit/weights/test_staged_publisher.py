@@ -1,73 +1,37 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
+from recording_engine import MANIFEST, NEW, OLD, RecordingEngine
 
-from agentrl.inference.router import EngineRouter
-from agentrl.types.batch import Receipt, WeightsManifest
+from agentrl.inference.fleet import EngineState, Fleet
+from agentrl.types.batch import Canary, Receipt, WeightsManifest
 from agentrl.types.errors import EngineError, PublishError
-from agentrl.types.version import PolicyVersion
+from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
-from agentrl.weights.publisher import ReceiptError, StagedPublisher, check_receipt
+from agentrl.weights.publisher import StagedPublisher
+from agentrl.weights.receipts import ReceiptBook, ReceiptError, check_receipt
 
-OLD, NEW = PolicyVersion(0, 3), PolicyVersion(0, 4)
-MANIFEST = WeightsManifest("main", NEW, "/staged/0.4", {"a": "11", "b": "22"}, 100)
-
-
-class RecordingEngine:
-    """Writes down the control calls it gets; `failing` is the one that raises, `slow` waits for the gate."""
-
-    def __init__(self, name: str, failing: str | None = None) -> None:
-        self.name, self.failing = name, failing
-        self.calls: list[str] = []
-        self.version = OLD
-        self.checksums = {"a": "11", "b": "22"}
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    async def _call(self, name: str) -> None:
-        self.calls.append(name)
-        await self.gate.wait()
-        if name == self.failing:
-            raise EngineError(f"{name} broke")
-
-    async def pause(self) -> int:
-        await self._call("pause")
-        return 2
-
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
-        assert path == "/staged/0.4"
-        await self._call("swap")
-        self.version = version
-
-    async def receipt(self) -> Receipt:
-        await self._call("receipt")
-        return Receipt(self.name, self.version, self.checksums, 0.0, 0)
-
-    async def resume(self) -> None:
-        await self._call("resume")
-
-    async def abort_all(self) -> None:
-        await self._call("abort_all")
+FIRST = WeightsManifest("main", OLD, "/model", {}, 0)
 
 
-def _publisher(*engines: RecordingEngine) -> tuple[StagedPublisher, EngineRouter]:
-    router = EngineRouter(engines)  # type: ignore[arg-type]
-    return StagedPublisher(router, DiskTransport()), router
+def _publisher(*engines: RecordingEngine, **settings: float) -> tuple[StagedPublisher, Fleet]:
+    fleet = Fleet(engines, OLD)  # type: ignore[arg-type]
+    return StagedPublisher(fleet, DiskTransport(), PublishConfig(**settings), FIRST), fleet
 
 
 async def test_each_engine_is_paused_swapped_checked_and_resumed_in_this_order() -> None:
     engines = RecordingEngine("x"), RecordingEngine("y")
-    publisher, router = _publisher(*engines)
+    publisher, fleet = _publisher(*engines)
     receipts = await publisher.publish(MANIFEST)
     assert [(receipt.engine, receipt.version, receipt.aborted) for receipt in receipts] == [
         ("x", NEW, 2),
         ("y", NEW, 2),
     ]
     assert all(engine.calls == ["pause", "swap", "receipt", "resume"] for engine in engines)
-    assert publisher.aborted_total == 4
-    assert router.healthy == ["x", "y"]
+    assert fleet.healthy == ["x", "y"]
 
 
 async def test_a_slow_engine_does_not_keep_the_others_paused() -> None:
@@ -85,42 +49,44 @@ async def test_a_slow_engine_does_not_keep_the_others_paused() -> None:
 @pytest.mark.parametrize("phase", ["pause", "swap", "receipt", "resume"])
 async def test_an_engine_that_fails_in_a_phase_is_set_aside_with_its_name(phase: str) -> None:
     broken, good = RecordingEngine("broken", phase), RecordingEngine("good")
-    publisher, router = _publisher(broken, good)
+    publisher, fleet = _publisher(broken, good)
     assert [receipt.engine for receipt in await publisher.publish(MANIFEST)] == ["good"]
-    assert router.aside == {"broken": f"{phase} of version 0.4 failed: {phase} broke"}
+    assert fleet.aside == {"broken": f"{phase} of version 0.4 failed: {phase} broke"}
     assert broken.calls[-2:] == [phase, "abort_all"], "what waits inside must come back"
+    assert publisher.counts == {f"publish/failed_{phase}": 1}
+    assert [receipt.engine for receipt in await publisher.publish(MANIFEST)] == ["good"], "it is left to sync"
     broken.failing = None
-    assert len(await publisher.publish(MANIFEST)) == 2
-    assert router.aside == {}
+    assert isinstance(await publisher.sync("broken"), Receipt)
+    assert fleet.aside == {}
 
 
 async def test_requests_wait_inside_no_engine_that_cannot_even_abort() -> None:
     broken, good = RecordingEngine("broken", "pause"), RecordingEngine("good")
-    publisher, router = _publisher(broken, good)
+    publisher, fleet = _publisher(broken, good)
 
     async def gone() -> None:
         raise EngineError("gone")
 
     broken.abort_all = gone  # type: ignore[method-assign]
     await publisher.publish(MANIFEST)
-    assert router.healthy == ["good"]
+    assert fleet.healthy == ["good"]
 
 
 async def test_an_engine_with_a_wrong_receipt_is_not_resumed() -> None:
     lying, good = RecordingEngine("lying"), RecordingEngine("good")
     lying.checksums = {"a": "11", "b": "33"}
-    publisher, router = _publisher(lying, good)
+    publisher, fleet = _publisher(lying, good)
     await publisher.publish(MANIFEST)
     assert "resume" not in lying.calls
     assert (
         "receipt of version 0.4 failed: 1 of 2 tensors differ from the published ones, such as b"
-        in (router.aside["lying"])
+        in (fleet.aside["lying"])
     )
 
 
 async def test_with_no_engine_left_the_error_names_policy_version_and_each_phase() -> None:
     publisher, _ = _publisher(RecordingEngine("x", "swap"), RecordingEngine("y", "receipt"))
-    message = "version 0.4 of policy 'main' reached no engine: x: swap: swap broke; y: receipt: receipt broke"
+    message = "version 0.4 of policy 'main' reached no engine: x: swap of version 0.4 failed: swap broke; y: receipt of"
     with pytest.raises(PublishError, match=message):
         await publisher.publish(MANIFEST)
 
@@ -134,3 +100,70 @@ def test_an_engine_with_names_of_its_own_is_taken_at_its_version() -> None:
     check_receipt(Receipt("x", NEW, {"fused_ab": "99"}, 0.0, 0), MANIFEST)
     check_receipt(Receipt("x", NEW, {"a": "11", "fused": "99"}, 0.0, 0), MANIFEST)
     check_receipt(Receipt("x", NEW, {}, 0.0, 0), MANIFEST)
+
+
+def _receipt(engine: str, checksums: dict[str, str], version=NEW) -> Receipt:
+    return Receipt(engine, version, checksums, 0.0, 0)
+
+
+def test_engines_of_one_layout_must_serve_the_same() -> None:
+    book = ReceiptBook()
+    book.check(_receipt("x", {"fused": "99"}), MANIFEST)
+    book.check(_receipt("y", {"fused": "99"}), MANIFEST)
+    book.check(_receipt("other", {"fused_otherwise": "77"}), MANIFEST)
+    with pytest.raises(ReceiptError, match="1 of 1 tensors differ from engine y's, such as fused"):
+        book.check(_receipt("z", {"fused": "98"}), MANIFEST)
+
+
+def test_new_weights_under_unchanged_checksums_are_the_old_weights() -> None:
+    book = ReceiptBook()
+    book.check(_receipt("x", {"fused": "99"}), MANIFEST)
+    newer = dataclasses.replace(MANIFEST, version=NEW.next(), checksums={"a": "12", "b": "22"})
+    with pytest.raises(ReceiptError, match=r"still serves the weights of version 0\.4, called 0\.5"):
+        book.check(_receipt("x", {"fused": "99"}, NEW.next()), newer)
+    same = dataclasses.replace(MANIFEST, version=NEW.next())
+    book.check(_receipt("x", {"fused": "99"}, NEW.next()), same)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [([-1.0, -2.06], "differ by 6.00e-02 nats"), ([-1.0], "1 tokens of a canary of 2"), ([-1.0, float("nan")], "nan")],
+)
+async def test_an_engine_that_says_other_things_of_the_canary_is_set_aside(scores: list[float], message: str) -> None:
+    wrong, good = RecordingEngine("wrong"), RecordingEngine("good")
+    wrong.scores, good.scores = scores, [-1.0, -2.04]
+    publisher, fleet = _publisher(wrong, good)
+    manifest = dataclasses.replace(MANIFEST, canary=Canary((5, 6, 7), (-1.0, -2.0)))
+    assert [receipt.engine for receipt in await publisher.publish(manifest)] == ["good"]
+    assert "canary of version 0.4 failed" in fleet.aside["wrong"]
+    assert message in fleet.aside["wrong"]
+
+
+async def test_a_version_is_proven_only_after_its_canary() -> None:
+    engine = RecordingEngine("x")
+    engine.scores = [-1.0]
+    publisher, fleet = _publisher(engine)
+    seen = []
+
+    async def score(ids: tuple[int, ...]) -> list[float]:
+        member = fleet.members["x"]
+        seen.append((member.proving, member.version, member.proof.is_set()))
+        return [-1.0]
+
+    engine.score = score  # type: ignore[method-assign]
+    await publisher.publish(dataclasses.replace(MANIFEST, canary=Canary((5, 6), (-1.0,))))
+    member = fleet.members["x"]
+    assert seen == [(NEW, OLD, False)]
+    assert (member.proving, member.version, member.proof.is_set()) == (None, NEW, True)
+
+
+async def test_a_publication_without_engines_waits_for_one_that_comes_back() -> None:
+    engine = RecordingEngine("x", "swap")
+    fleet = Fleet([engine], OLD)  # type: ignore[list-item]
+    publisher = StagedPublisher(fleet, DiskTransport(), PublishConfig(), FIRST, wait_s=20.0)
+    publishing = asyncio.create_task(publisher.publish(MANIFEST))
+    while fleet.members["x"].state is not EngineState.STALE:
+        await asyncio.sleep(0)
+    engine.failing = None
+    await publisher.sync("x")
+    assert [receipt.version for receipt in await publishing] == [NEW]

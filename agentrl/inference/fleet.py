@@ -1,0 +1,183 @@
+"""The engines of one policy and what is known of each: who serves, which weights, and why not.
+
+States and who moves them::
+
+    STARTING --receipt--> HEALTHY --missed probe--> SUSPECT --answer--> HEALTHY or STALE
+                             |  failed publish, wrong span   |
+                             v                               v  no answer for long, process ended
+                           STALE --receipt--> HEALTHY       DEAD --restarted--> STALE
+
+Only a receipt makes an engine HEALTHY: the publisher gives it, nobody else. An engine that is paused for
+its weights stays HEALTHY; requests sent to it wait inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agentrl.protocols import Engine
+from agentrl.types.version import PolicyVersion
+
+_KEPT_VERSIONS = 64
+_log = logging.getLogger(__name__)
+
+
+class EngineState(StrEnum):
+    """What an engine may be used for: only a healthy one serves, a dead one cannot even be asked."""
+
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    STALE = "stale"
+    DEAD = "dead"
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One engine of the fleet.
+
+    `served` are the versions that receipts have proven, oldest first. `proving` is the version between a
+    swap and its receipt; a reply that holds it waits for `proof`. `gone` is done when replies can no
+    longer come. `turn` is held by whoever changes the engine's weights.
+    """
+
+    engine: Engine
+    state: EngineState
+    reason: str = ""
+    served: list[PolicyVersion] = field(default_factory=list)
+    proving: PolicyVersion | None = None
+    proof: asyncio.Event = field(default_factory=asyncio.Event)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _gone: asyncio.Future[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self.engine.name
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest proven version."""
+        return self.served[-1]
+
+    @property
+    def gone(self) -> asyncio.Future[None]:
+        """Done once the engine is dead."""
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+        return self._gone
+
+    def may_report(self, since: PolicyVersion) -> set[PolicyVersion]:
+        """Versions that tokens may name of a request sent while `since` was the newest proven one."""
+        first = self.served.index(since) if since in self.served else 0
+        return set(self.served[first:])
+
+    def bury(self) -> None:
+        """Tell everybody who waits for a reply that none will come."""
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def replace_by(self, engine: Engine) -> None:
+        """Another process has taken this one's place."""
+        self.engine, self._gone = engine, None
+
+
+class Fleet:
+    """Registry of one policy's engines; every change of state goes through it and wakes who waits.
+
+    Example: ``Fleet([client_a, client_b], PolicyVersion(0, 0))`` starts with both healthy at 0.0.
+    """
+
+    def __init__(self, engines: Iterable[Engine], version: PolicyVersion) -> None:
+        self.members = {e.name: Member(e, EngineState.HEALTHY, served=[version]) for e in engines}
+        self._changed = asyncio.Event()
+
+    @property
+    def healthy(self) -> list[str]:
+        """Names of the engines that serve."""
+        return [name for name, member in self.members.items() if member.state is EngineState.HEALTHY]
+
+    @property
+    def stale(self) -> list[str]:
+        """Names of the engines that are alive and wait for weights."""
+        return [name for name, member in self.members.items() if member.state is EngineState.STALE]
+
+    @property
+    def aside(self) -> dict[str, str]:
+        """Why each engine that does not serve does not."""
+        return {n: m.reason for n, m in self.members.items() if m.state is not EngineState.HEALTHY}
+
+    def counts(self) -> dict[str, float]:
+        """Engines by state, for the metrics."""
+        states = [member.state for member in self.members.values()]
+        return {f"engines/{state}": float(states.count(state)) for state in EngineState}
+
+    def set_aside(self, name: str, reason: str) -> None:
+        """The engine lives but must prove its weights before it serves again."""
+        self._move(self.members[name], EngineState.STALE, reason)
+
+    def suspect(self, name: str, reason: str) -> None:
+        """The engine missed a probe: it gets no new requests, those it has may still return."""
+        if self.members[name].state is EngineState.HEALTHY:
+            self._move(self.members[name], EngineState.SUSPECT, reason)
+
+    def clear_suspicion(self, name: str) -> None:
+        """The engine answers again, and it serves what it served."""
+        if self.members[name].state is EngineState.SUSPECT:
+            self._move(self.members[name], EngineState.HEALTHY, "")
+
+    def dead(self, name: str, reason: str) -> None:
+        """No reply comes from it any more; its requests go elsewhere from their tokens."""
+        member = self.members[name]
+        self._move(member, EngineState.DEAD, reason)
+        member.bury()
+
+    def restarted(self, name: str, engine: Engine) -> None:
+        """A new process took the dead one's place; it must prove its weights."""
+        member = self.members[name]
+        member.replace_by(engine)
+        self._move(member, EngineState.STALE, "restarted, holds its first weights")
+
+    def begin_proof(self, name: str, version: PolicyVersion) -> None:
+        """The engine swaps to a version; replies that hold it wait for the verdict."""
+        member = self.members[name]
+        member.proving, member.proof = version, asyncio.Event()
+
+    def proven(self, name: str) -> None:
+        """The receipt is right: the engine serves the version under proof."""
+        member = self.members[name]
+        if member.proving is not None:
+            member.served = [*member.served, member.proving][-_KEPT_VERSIONS:]
+        self._end_proof(member)
+        if member.state is not EngineState.DEAD:
+            self._move(member, EngineState.HEALTHY, "")
+
+    def disproven(self, name: str, reason: str) -> None:
+        """The swap or its receipt failed: what it writes under the version is not believed."""
+        member = self.members[name]
+        if member.state is not EngineState.DEAD:
+            self._move(member, EngineState.STALE, reason)
+        self._end_proof(member)
+
+    async def wait_for_change(self) -> None:
+        """Waits for: any change of state. Unblocked by: it; callers set the deadline."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def describe(self) -> str:
+        """Why each engine does not serve, for an error message."""
+        return "; ".join(f"{name}: {why}" for name, why in self.aside.items()) or "none was started"
+
+    def _end_proof(self, member: Member) -> None:
+        member.proving = None
+        member.proof.set()
+
+    def _move(self, member: Member, state: EngineState, reason: str) -> None:
+        if state is not EngineState.HEALTHY and (state, reason) != (member.state, member.reason):
+            _log.warning("engine %s is %s: %s", member.name, state, reason)
+        member.state, member.reason = state, reason
+        self._changed.set()

@@ -1,0 +1,74 @@
+"""Puts together what serves one policy: fleet, router, transport, publisher, and who looks after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.inference.fleet import Fleet
+from agentrl.inference.router import EngineRouter
+from agentrl.inference.supervision import FleetSupervisor
+from agentrl.orchestration.config import PolicyConfig
+from agentrl.protocols import Engine, EngineKeeper, WeightTransport
+from agentrl.types.batch import WeightsManifest
+from agentrl.weights.adapter import AdapterTransport
+from agentrl.weights.broadcast import BroadcastTransport
+from agentrl.weights.config import (
+    AdapterTransportConfig,
+    BroadcastTransportConfig,
+    DeltaTransportConfig,
+    TensorTransportConfig,
+)
+from agentrl.weights.delta import DeltaTransport
+from agentrl.weights.disk import DiskTransport
+from agentrl.weights.publisher import StagedPublisher
+from agentrl.weights.resync import Resynchronizer
+from agentrl.weights.tensors import TensorTransport
+
+Service = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What serves one policy; `services` are loops that run as long as the run does."""
+
+    fleet: Fleet
+    router: EngineRouter
+    publisher: StagedPublisher
+    services: tuple[Service, ...]
+
+
+def build_serving(
+    policy: PolicyConfig, engines: Sequence[Engine], keeper: EngineKeeper, first: WeightsManifest, logs: Path
+) -> Serving:
+    """Everything between a policy's engines and those who use them; `first` is what the engines hold now."""
+    fleet = Fleet(engines, first.version)
+    transport = build_transport(policy, logs)
+    publisher = StagedPublisher(fleet, transport, policy.publish, first, policy.fleet.wait_s)
+    supervisor = FleetSupervisor(fleet, keeper, policy.fleet)
+    resynchronizer = Resynchronizer(fleet, publisher)
+    router = EngineRouter(fleet, policy.fleet.wait_s)
+    return Serving(fleet, router, publisher, (supervisor.run, resynchronizer.run))
+
+
+def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:
+    """The transport that a policy's configuration asks for."""
+    config, load_s = policy.publish.transport, policy.client.load_s
+    flushes = policy.publish.pause_mode != "in_place"
+    match config:
+        case BroadcastTransportConfig():
+            return BroadcastTransport(config, load_s, flushes, logs)
+        case TensorTransportConfig():
+            return TensorTransport(config, load_s, flushes, logs)
+        case DeltaTransportConfig():
+            return DeltaTransport(config, load_s, logs)
+        case AdapterTransportConfig():
+            return AdapterTransport()
+    return DiskTransport()
+
+
+def evaluation_transport(policy: PolicyConfig) -> WeightTransport:
+    """What brings staged weights to the evaluation's engine, which is on this machine."""
+    return AdapterTransport() if isinstance(policy.publish.transport, AdapterTransportConfig) else DiskTransport()

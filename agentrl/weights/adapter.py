@@ -1,0 +1,30 @@
+"""Transport of a LoRA adapter alone: no pause, no cache flush, no base weight."""
+
+from __future__ import annotations
+
+from agentrl.protocols import Engine
+from agentrl.types.batch import WeightsManifest
+
+
+class AdapterTransport:
+    """Engines load each version's adapter under a name of its own and serve it to generations that begin later.
+
+    Requests in flight keep the adapter that they began with; an old one is unloaded when its last
+    generation ends. The first manifest of a run is the base model itself, which engines hold already.
+    """
+
+    pauses = False
+
+    async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
+        """Nothing: loading disturbs nobody."""
+
+    async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
+        """Load the staged adapter. Raises EngineError."""
+        if manifest.kind == "adapter":
+            await engine.load_adapter(manifest.path, manifest.version)
+
+    async def forget(self, engine: str) -> None:
+        """Nothing is kept."""
+
+    async def close(self) -> None:
+        """Nothing is kept."""

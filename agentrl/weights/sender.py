@@ -1,0 +1,129 @@
+"""A process that holds staged weights and hands them out: torch, collectives and whatever may hang live here.
+
+The publisher calls it through `SenderProcess` with deadlines, and kills it when it misses one: a collective
+that waits for a dead engine cannot be ended in any other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentrl.process.parent import die_with_parent
+from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
+from agentrl.process.server import serve
+from agentrl.types.errors import EngineError
+from agentrl.weights.buckets import Bucket, plan_buckets, weight_files
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+class Sender:
+    """Lives in the child. Opens one folder of weights at a time; files are mapped, not copied."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._buckets: list[Bucket] = []
+        self._group: Any = None
+        self._shared: list[Any] = []
+
+    def join(self, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float) -> None:
+        """Meet an engine's ranks in a process group, as rank 0."""
+        from agentrl.weights.group import join_group
+
+        self._group = join_group(address, port, world_size, 0, name, backend, timeout_s)
+
+    def open(self, folder: str, bucket_bytes: int) -> list[Bucket]:
+        """Map a folder's weights and say how they are cut into buckets."""
+        from safetensors.torch import load_file
+
+        self._buckets = plan_buckets(Path(folder), bucket_bytes)
+        self._tensors = {}
+        for file in weight_files(Path(folder)):
+            self._tensors.update(load_file(file))
+        return self._buckets
+
+    def broadcast(self, index: int) -> None:
+        """Send a bucket, flattened to bytes, to the group."""
+        import torch
+
+        from agentrl.weights.group import broadcast
+
+        pieces = [tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in self._named(index)]
+        broadcast(torch.cat(pieces), self._group)
+
+    def share(self) -> list[str]:
+        """Put all buckets into shared memory; returns a payload for each, good until the next call."""
+        from agentrl.weights.payloads import shared_payload
+
+        self._shared = [[(n, t.clone()) for n, t in self._named(i)] for i in range(len(self._buckets))]
+        return [shared_payload(pairs) for pairs in self._shared]
+
+    def delta(self, old: str, new: str, target: str, full_above: float) -> int:
+        """Encode what changed between two folders to a file; returns its bytes."""
+        from agentrl.weights.delta_codec import encode_delta
+
+        return encode_delta(Path(old), Path(new), Path(target), full_above)
+
+    def rebuild(self, old: str, delta: str, target: str, checksums: dict[str, str]) -> None:
+        """Make new weights of old ones and a delta, and check them."""
+        from agentrl.weights.delta_codec import apply_delta
+
+        apply_delta(Path(old), Path(delta), Path(target), checksums)
+
+    def _named(self, index: int) -> list[tuple[str, torch.Tensor]]:
+        return [(name, self._tensors[name]) for name in self._buckets[index].names]
+
+
+class SenderProcess:
+    """The publisher's side of a sender."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+
+    @classmethod
+    async def start(cls, name: str, log: Path) -> SenderProcess:
+        """Start the process; it is ready when its first call returns."""
+        return cls(await ChildProcess.start(name, ["-m", "agentrl.weights.sender"], log))
+
+    async def call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+        """Call the sender; a call that fails or is cut off kills it.
+
+        Raises:
+            EngineError: it failed, died, or missed the deadline.
+        """
+        try:
+            return await self._child.call(method, *arguments, result=result, deadline_s=deadline_s)
+        except (RemoteCallError, ProcessDiedError) as error:
+            self.kill()
+            raise EngineError(f"sender: {error}") from error
+        except TimeoutError:
+            self.kill()
+            raise EngineError(f"sender: {method} took longer than {deadline_s:g} s") from None
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._child.is_alive
+
+    def kill(self) -> None:
+        """End it at once; safe to call twice."""
+        self._child.kill()
+
+
+def main() -> None:
+    """Entry of the process: ``python -m agentrl.weights.sender FD``."""
+    die_with_parent()
+    serve(Sender(), int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

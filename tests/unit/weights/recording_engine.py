@@ -1,0 +1,59 @@
+"""An engine that writes down what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agentrl.types.batch import Receipt, WeightsManifest
+from agentrl.types.errors import EngineError
+from agentrl.types.version import PolicyVersion
+
+OLD, NEW = PolicyVersion(0, 3), PolicyVersion(0, 4)
+MANIFEST = WeightsManifest("main", NEW, "/staged/0.4", {"a": "11", "b": "22"}, 100)
+
+
+class RecordingEngine:
+    """Writes down the control calls it gets; `failing` is the one that raises, all wait for the gate."""
+
+    def __init__(self, name: str, failing: str | None = None) -> None:
+        self.name, self.failing = name, failing
+        self.calls: list[str] = []
+        self.version = OLD
+        self.checksums = {"a": "11", "b": "22"}
+        self.scores: list[float] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def _call(self, name: str) -> None:
+        self.calls.append(name)
+        await self.gate.wait()
+        if name == self.failing:
+            raise EngineError(f"{name} broke")
+
+    async def pause(self) -> int:
+        await self._call("pause")
+        return 2
+
+    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+        assert path == "/staged/0.4"
+        await self._call("swap")
+        self.version = version
+
+    async def receipt(self) -> Receipt:
+        await self._call("receipt")
+        return Receipt(self.name, self.version, self.checksums, 0.0, 0)
+
+    async def resume(self) -> None:
+        await self._call("resume")
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        await self._call("score")
+        return self.scores
+
+    async def probe(self) -> PolicyVersion:
+        await self._call("probe")
+        return self.version
+
+    async def abort_all(self) -> None:
+        await self._call("abort_all")
