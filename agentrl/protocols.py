@@ -51,6 +51,9 @@ class Engine(Protocol):
     async def receipt(self) -> Receipt:
         """What is served now: version and checksums, from the engine itself."""
 
+    async def ping(self) -> None:
+        """Whether its process answers, paused or not."""
+
     async def probe(self) -> PolicyVersion:
         """Whether it is well, and the version that it serves; not while paused."""
 

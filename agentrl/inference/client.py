@@ -127,8 +127,12 @@ class EngineClient:
         """A control call that moves weights. Raises EngineError."""
         return await self._control(path, body, self._config.load_s)
 
+    async def ping(self) -> None:
+        """Whether its process answers, paused or not. Raises EngineError."""
+        await self.model_info()
+
     async def probe(self) -> PolicyVersion:
-        """Whether it is well, and the version that it serves. Raises EngineError."""
+        """Whether it is well, and the version that it serves; not while paused. Raises EngineError."""
         response = await self._get("/health")
         if response.status_code != 200:
             raise EngineError(f"engine {self.name}: /health: {_error_text(response)}")
@@ -205,6 +209,7 @@ class EngineClient:
 
     async def _get(self, path: str) -> httpx.Response:
         try:
+            self._check_open()
             async with asyncio.timeout(self._config.control_s):
                 return await self._http.get(path)
         except (httpx.HTTPError, TimeoutError) as error:
@@ -229,8 +234,14 @@ class EngineClient:
         return answer
 
     async def _post(self, path: str, body: bytes, deadline_s: float) -> httpx.Response:
+        self._check_open()
         async with asyncio.timeout(deadline_s):
             return await self._http.post(path, content=body)
+
+    def _check_open(self) -> None:
+        """An engine that was replaced has a closed client: to who still holds it, it is unreachable."""
+        if self._http.is_closed:
+            raise httpx.ConnectError("the connection was closed because the engine ended")
 
     async def _abort_quietly(self, rid: str) -> None:
         """Tell the engine that nobody waits; the answer does not matter, nor does it if it is gone."""

@@ -65,17 +65,14 @@ class FleetSupervisor:
             silent.cancel()
 
     async def _until_silent(self, member: Member) -> str:
-        """Probe at intervals, but not while somebody changes the engine's weights, which has deadlines of its own."""
+        """Look at the engine at intervals, until it has not answered for `dead_s`."""
         loop = asyncio.get_running_loop()
         answered = loop.time()
         while True:
             await asyncio.sleep(self._config.probe_s)
-            if member.turn.locked():
-                answered = loop.time()
-                continue
             try:
                 async with asyncio.timeout(self._config.suspect_s):
-                    version = await member.engine.probe()
+                    await self._look_at(member)
             except (EngineError, TimeoutError) as error:
                 reason = str(error) or f"no answer to a probe within {self._config.suspect_s:g} s"
                 self._fleet.suspect(member.name, reason)
@@ -83,9 +80,16 @@ class FleetSupervisor:
                     return f"no answer for {self._config.dead_s:g} s: {reason}"
                 continue
             answered = loop.time()
-            if member.turn.locked():
-                continue
-            if version == member.version:
-                self._fleet.clear_suspicion(member.name)
-            elif member.state in (EngineState.HEALTHY, EngineState.SUSPECT):
-                self._fleet.set_aside(member.name, f"serves version {version} instead of {member.version}")
+
+    async def _look_at(self, member: Member) -> None:
+        """Ask whether it is well, or only whether it is there while somebody changes its weights."""
+        if member.turn.locked():
+            return await member.engine.ping()
+        version = await member.engine.probe()
+        if member.turn.locked():
+            return None
+        if version == member.version:
+            self._fleet.clear_suspicion(member.name)
+        elif member.state in (EngineState.HEALTHY, EngineState.SUSPECT):
+            self._fleet.set_aside(member.name, f"serves version {version} instead of {member.version}")
+        return None

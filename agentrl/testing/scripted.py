@@ -61,6 +61,9 @@ class ScriptedEngine:
         """The version, without checksums."""
         return Receipt(self.name, self.version, {}, 0.0, 0)
 
+    async def ping(self) -> None:
+        """Always there."""
+
     async def probe(self) -> PolicyVersion:
         """Always well."""
         return self.version

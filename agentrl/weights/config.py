@@ -85,5 +85,7 @@ class PublishConfig(ConfigModel):
     requeues them; or it freezes them and they go on with their old KV."""
     max_canary_gap_nats: Annotated[float, Field(gt=0)] = 0.05
     """Largest difference of an engine's canary log-probabilities from the trainer's; about 0.5 for bfloat16."""
+    patience_s: Annotated[float, Field(ge=0)] = 2.0
+    """Seconds that a publication waits for slower engines once the first serves the version."""
     keep_versions: Annotated[int, Field(gt=1)] = 2
     """Staged versions that stay on disk."""

@@ -38,19 +38,30 @@ class StagedPublisher:
         self._wait_s = wait_s
         self._book = ReceiptBook()
         self._receipts: dict[str, Receipt] = {}
+        self._syncs: dict[str, asyncio.Task[None]] = {}
         self.counts: Counter[str] = Counter()
 
     async def publish(self, manifest: WeightsManifest) -> Sequence[Receipt]:
         """Bring the version to all engines that serve; those that do not are `sync`'s.
 
-        Waits for: every engine's receipt or failure; engines do not wait for each other. With no engine
-        left, for one that comes back. Unblocked by: the deadlines of the calls, and `wait_s`.
+        Waits for: every engine's receipt or failure, but for slow ones no longer than `patience_s` after
+        the first receipt: they go on in the background and catch up with what is the newest by then. With
+        no engine left, for one that comes back. Unblocked by: the deadlines of the calls, and `wait_s`.
 
         Raises:
             PublishError: no engine serves the version; names phase and engine of each failure.
         """
         self._newest = manifest
-        await asyncio.gather(*(self.sync(name) for name in self._fleet.healthy))
+        for name in self._fleet.healthy:
+            if name not in self._syncs:
+                self._syncs[name] = asyncio.create_task(self._catch_up(name), name=f"publish-{name}")
+        pending = set(self._syncs.values())
+        while pending and not self._served_by(manifest):
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        if pending:
+            await asyncio.wait(pending, timeout=self._config.patience_s)
         if not self._served_by(manifest):
             await self._wait_for_one(manifest)
         return self._served_by(manifest)
@@ -62,8 +73,21 @@ class StagedPublisher:
             return await self._sync(member, self._newest)
 
     async def close(self) -> None:
-        """Free what the transport keeps; safe to call twice."""
+        """End what goes on in the background and free what the transport keeps; safe to call twice."""
+        syncs = list(self._syncs.values())
+        for task in syncs:
+            task.cancel()
+        await asyncio.gather(*syncs, return_exceptions=True)
         await self._transport.close()
+
+    async def _catch_up(self, name: str) -> None:
+        """Waits for: an engine's receipt for the newest version. Unblocked by: it, or the first failure."""
+        try:
+            while isinstance(result := await self.sync(name), Receipt):
+                if result.version == self._newest.version:
+                    return
+        finally:
+            del self._syncs[name]
 
     async def _sync(self, member: Member, manifest: WeightsManifest) -> Receipt | str:
         started = time.monotonic()

@@ -22,6 +22,11 @@ class ProbedEngine:
     def __init__(self, name: str) -> None:
         self.name = name
         self.answer: PolicyVersion | EngineError | None = FIRST
+        self.is_there = True
+
+    async def ping(self) -> None:
+        if not self.is_there:
+            await asyncio.Event().wait()
 
     async def probe(self) -> PolicyVersion:
         if self.answer is None:
@@ -130,7 +135,7 @@ def test_an_engine_that_somebody_restarted_with_other_weights_is_stale() -> None
     supervised(play)
 
 
-def test_an_engine_is_not_probed_while_its_weights_change() -> None:
+def test_an_engine_whose_weights_change_is_only_asked_whether_it_is_there() -> None:
     async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
         async with fleet.members["a"].turn:
             engines[0].answer = None
@@ -139,6 +144,16 @@ def test_an_engine_is_not_probed_while_its_weights_change() -> None:
             engines[0].answer = FIRST
         await asyncio.sleep(10.0)
         assert fleet.healthy == ["a", "b"]
+
+    supervised(play)
+
+
+def test_an_engine_that_hangs_while_its_weights_change_is_dead_within_the_declared_time() -> None:
+    async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
+        async with fleet.members["a"].turn:
+            engines[0].is_there = False
+            await asyncio.sleep(CONFIG.probe_s + CONFIG.dead_s + CONFIG.suspect_s + 1.0)
+            assert keeper.revived, "it was dead, and its place is given to a new process"
 
     supervised(play)
 

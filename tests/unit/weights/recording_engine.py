@@ -51,6 +51,9 @@ class RecordingEngine:
         await self._call("score")
         return self.scores
 
+    async def ping(self) -> None:
+        await self._call("ping")
+
     async def probe(self) -> PolicyVersion:
         await self._call("probe")
         return self.version

@@ -167,3 +167,18 @@ async def test_a_publication_without_engines_waits_for_one_that_comes_back() -> 
     engine.failing = None
     await publisher.sync("x")
     assert [receipt.version for receipt in await publishing] == [NEW]
+
+
+async def test_a_slow_engine_does_not_hold_the_next_version_back_and_catches_up() -> None:
+    slow, quick = RecordingEngine("slow"), RecordingEngine("quick")
+    slow.gate.clear()
+    publisher, fleet = _publisher(slow, quick, patience_s=0.0)
+    assert [receipt.engine for receipt in await publisher.publish(MANIFEST)] == ["quick"]
+    newer = dataclasses.replace(MANIFEST, version=NEW.next())
+    assert [receipt.version for receipt in await publisher.publish(newer)] == [NEW.next()]
+    assert slow.calls == ["pause"]
+    slow.gate.set()
+    while fleet.members["slow"].version != NEW.next():
+        await asyncio.sleep(0)
+    assert fleet.members["slow"].served == [OLD, NEW, NEW.next()]
+    await publisher.close()

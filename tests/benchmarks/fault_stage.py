@@ -1,0 +1,171 @@
+"""Two real engines under load, watched, published to and brought back like a run's, with a place for faults."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from agentrl.inference.checksum import tensor_checksum
+from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, FleetConfig
+from agentrl.inference.fleet import Fleet, Member
+from agentrl.inference.router import EngineRouter
+from agentrl.inference.supervision import FleetSupervisor
+from agentrl.orchestration.engines import EngineLaunch, EngineProcess
+from agentrl.rollouts.record import EpisodeRecord
+from agentrl.rollouts.session import ContextFullError, Session, session_key
+from agentrl.testing.builders import build_ticket
+from agentrl.testing.chaos import ChaosEngine, Victim
+from agentrl.testing.tiny import tiny_chat
+from agentrl.types.batch import Receipt, WeightsManifest
+from agentrl.types.episode import Agent, Episode
+from agentrl.types.errors import EngineError, EpisodeError
+from agentrl.types.generation import Generation, Sampling
+from agentrl.types.message import Message, Role
+from agentrl.types.task import Limits
+from agentrl.types.trajectory import build_trajectories
+from agentrl.types.version import PolicyVersion
+from agentrl.weights.config import PublishConfig
+from agentrl.weights.disk import DiskTransport
+from agentrl.weights.publisher import StagedPublisher
+from agentrl.weights.resync import Resynchronizer
+from tests.benchmarks.storm_verdict import find_max_gap
+
+FIRST = PolicyVersion(0, 0)
+CLIENT = ClientConfig(generate_s=60.0, control_s=2.0, load_s=4.0, connect_s=1.0)
+WATCH = FleetConfig(probe_s=0.5, suspect_s=1.5, dead_s=3.0, wait_s=60.0)
+LIMITS = Limits(max_turns=1 << 20, max_context_tokens=600, max_reply_tokens=80, tool_s=1.0, total_s=600.0)
+QUESTION = Message(Role.USER, "what is the count?")
+CALM_S = 0.2
+
+
+@dataclass
+class Stage:
+    """Everything that plays, and what it has done so far; `wrong` are weights that nobody publishes."""
+
+    models: tuple[Path, Path]
+    wrong: Path
+    logs: Path
+    max_restarts: int = 1000
+    processes: dict[str, EngineProcess] = field(default_factory=dict)
+    actors: dict[str, ChaosEngine] = field(default_factory=dict)
+    episodes: list[Episode] = field(default_factory=list)
+    replied_at: dict[int, float] = field(default_factory=dict)
+    failed_episodes: list[str] = field(default_factory=list)
+    fleet: Fleet = field(init=False)
+    router: EngineRouter = field(init=False)
+    publisher: StagedPublisher = field(init=False)
+
+    async def start(self, names: tuple[str, ...], publisher: type[StagedPublisher] = StagedPublisher) -> None:
+        for name in names:
+            await self._launch(name)
+        self.fleet = Fleet(self.actors.values(), FIRST)
+        self.router = EngineRouter(self.fleet, WATCH.wait_s)
+        first = WeightsManifest("main", FIRST, str(self.models[0]), {}, 0)
+        self.publisher = publisher(self.fleet, DiskTransport(), PublishConfig(), first, WATCH.wait_s)
+
+    async def engine_ended(self, name: str) -> str:
+        return await self.processes[name].ended()
+
+    async def revive_engine(self, name: str) -> ChaosEngine:
+        await self.processes[name].close()
+        if self.max_restarts == 0:
+            raise EngineError("max_restarts = 0 allows no further start")
+        self.max_restarts -= 1
+        return await self._launch(name)
+
+    async def publish_for_ever(self) -> None:
+        """Publish one weight set after the other."""
+        for step in itertools.count(1):
+            await self.publisher.publish(make_manifest(self.models[step % 2], PolicyVersion(0, step)))
+            await asyncio.sleep(CALM_S)
+
+    async def talk_for_ever(self, number: int) -> None:
+        """Play episodes to the end of their contexts; `replied_at` tells when this player last had a reply."""
+        chat = tiny_chat(self.models[0])
+        for played in itertools.count():
+            record = EpisodeRecord(build_ticket(f"fault-{number}-{played}"), (Agent("agent", "main"),))
+            session = Session(record, "agent", chat, self.router, Sampling(), LIMITS)
+            try:
+                while True:
+                    await session.generate([QUESTION])
+                    self.replied_at[number] = time.monotonic()
+            except ContextFullError:
+                pass
+            except EpisodeError as error:
+                self.failed_episodes.append(str(error))
+            self.router.end_session(session_key(record.ticket, "agent"))
+            self.episodes.append(record.close(0.0))
+
+    def max_gap(self) -> float:
+        """Largest difference in nats between a committed log-probability and that of its span's weights."""
+        return find_max_gap([t for episode in self.episodes for t in build_trajectories(episode)], self.models)
+
+    def unproven_spans(self) -> int:
+        """Committed spans of the first version in episodes that begin with a later one: weights that came back."""
+        spans = [t.versions for episode in self.episodes for t in build_trajectories(episode) if t.versions]
+        return sum(span.version == FIRST for row in spans if row[0].version != FIRST for span in row)
+
+    async def close(self) -> None:
+        await self.publisher.close()
+        for process in self.processes.values():
+            await process.close()
+
+    async def _launch(self, name: str) -> ChaosEngine:
+        config = EmbeddedEngineConfig(args={"max_running_requests": 8})
+        launch = EngineLaunch("main", name, self.models[0], FIRST, config, False, self.logs)
+        process = await EngineProcess.start(launch, CLIENT, PublishConfig())
+        victim = Victim(process._process.pid, self.wrong, self.models[0], FIRST)
+        self.processes[name] = process
+        self.actors[name] = ChaosEngine(process.client, victim)
+        return self.actors[name]
+
+
+class TrustingPublisher(StagedPublisher):
+    """The protection switched off: receipts are taken as they come."""
+
+    async def _sync(self, member: Member, manifest: WeightsManifest) -> Receipt | str:
+        return await super()._sync(member, dataclasses.replace(manifest, checksums={}))
+
+
+class OpenRouter(EngineRouter):
+    """The protection switched off: whatever version a reply names, it passes."""
+
+    async def _passes_fence(self, member: Member, since: PolicyVersion, generation: Generation) -> bool:
+        return True
+
+
+@asynccontextmanager
+async def playing(stage: Stage, num_players: int) -> AsyncIterator[asyncio.Task[None]]:
+    """The stage in full play; the task ends only by the error that would end a run."""
+
+    async def play() -> None:
+        supervisor = FleetSupervisor(stage.fleet, stage, WATCH)
+        resynchronizer = Resynchronizer(stage.fleet, stage.publisher)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(supervisor.run())
+            group.create_task(resynchronizer.run())
+            group.create_task(stage.publish_for_ever())
+            for number in range(num_players):
+                group.create_task(stage.talk_for_ever(number))
+
+    task = asyncio.create_task(play())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await task
+
+
+def make_manifest(folder: Path, version: PolicyVersion) -> WeightsManifest:
+    tensors = load_file(folder / "model.safetensors")
+    checksums = {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
+    return dataclasses.replace(WeightsManifest("main", version, str(folder), {}, 0), checksums=checksums)
