@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -112,7 +113,8 @@ class GenerationService:
         score_from = start if start is not None and start >= 0 and body.get("return_logprob") else None
         if params.max_new_tokens == 0 and score_from is None:
             raise BadRequestError("max_new_tokens 0 needs return_logprob and logprob_start_len: there is nothing to do")
-        return Request(rid, prompt, params, wants_mask, score_from)
+        routed_from = _routed_from(body, len(prompt)) if body.get("return_routed_experts") else None
+        return Request(rid, prompt, params, wants_mask, score_from, routed_from)
 
     def _check_ids(self, prompt: list[Any]) -> None:
         try:
@@ -145,10 +147,19 @@ def _answer(request: Request) -> dict[str, Any]:
         meta["output_token_sampling_logprobs"] = request.kept_logprobs
         meta["output_token_sampling_mask_length"] = len(request.kept_ids)
     if request.finish_reason is not None:
+        if request.routing is not None:
+            meta["routed_experts"] = base64.b64encode(request.routing[request.routed_from :].tobytes()).decode()
         meta["weight_versions"] = _spans(request.spans)
         meta["kv_versions"] = _spans(request.kv_spans)
         meta["weight_version"] = request.spans[-1][0] if request.spans else None
     return {"output_ids": request.output_ids, "meta_info": meta}
+
+
+def _routed_from(body: dict[str, Any], num_prompt: int) -> int:
+    start = body.get("routed_experts_start_len") or 0
+    if type(start) is not int or not 0 <= start <= num_prompt:
+        raise BadRequestError(f"routed_experts_start_len must lie in the prompt of {num_prompt} tokens, got {start!r}")
+    return start
 
 
 def _prompt_logprobs(request: Request) -> list[list[Any]]:

@@ -11,6 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentrl.engine.attention import SLOT_ATTENTION, SlotBatch
 from agentrl.engine.options import EngineOptions
+from agentrl.engine.routing import RoutingRecorder, has_experts
 from agentrl.engine.slots import KVCache
 from agentrl.types.errors import ConfigError
 
@@ -39,7 +40,15 @@ class ServedModel:
             dtype,
             options.device,
         )
+        has_routing = has_experts(self.network)
+        self.routing = RoutingRecorder(self.network, options.max_running_requests) if has_routing else None
         self._device = options.device
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Let one slot begin with the first tokens of another."""
+        self.cache.copy_prefix(source, target, num_tokens)
+        if self.routing is not None:
+            self.routing.copy_prefix(source, target, num_tokens)
 
     @torch.no_grad()
     def forward(self, rows: slice | np.ndarray, ids: np.ndarray, starts: np.ndarray) -> torch.Tensor:
@@ -64,6 +73,8 @@ class ServedModel:
             use_cache=False,
             slot_batch=batch,
         )
+        if self.routing is not None:
+            self.routing.store(row_tensor, positions, self.cache.capacity)
         return output.last_hidden_state
 
     @torch.no_grad()
