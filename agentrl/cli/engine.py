@@ -23,6 +23,7 @@ def engine(
     context_length: Annotated[int | None, typer.Option(help="Longest prompt plus reply; default: the model's.")] = None,
     prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens that one step may process.")] = 4096,
     weight_version: Annotated[str, typer.Option(help="Label of the first weights.")] = "default",
+    max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.")] = 64,
     deterministic: Annotated[bool, typer.Option(help="Results that do not depend on batching, in float64.")] = False,
     attended: Annotated[bool, typer.Option(help="End when the process that started this one ends.")] = False,
 ) -> None:

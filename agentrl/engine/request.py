@@ -20,7 +20,11 @@ _SAMPLING_KEYS = {
 
 
 class BadRequestError(Exception):
-    """A request that cannot be served as given; becomes HTTP 400 with this message."""
+    """A request that cannot be served as given; becomes HTTP 400 with this message and these further fields."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,9 @@ class Request:
     """One sequence being generated.
 
     `spans` and `kv_spans` are ``[label, start, end]`` over the output tokens. `routing` are the experts of
-    the context's positions, [positions, layers, top_k], if they are wanted from position `routed_from` on. The
-    request is over once `finish_reason` is set; `on_change` tells its waiters.
+    the context's positions, [positions, layers, top_k], if they are wanted from position `routed_from` on.
+    `adapter` is the serial of its LoRA adapter, 0 for the bare weights. The request is over once
+    `finish_reason` is set; `on_change` tells its waiters.
     """
 
     rid: str
@@ -82,6 +87,7 @@ class Request:
     wants_mask: bool
     score_from: int | None
     routed_from: int | None = None
+    adapter: int = 0
     on_change: Callable[[], None] = lambda: None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -62,13 +62,17 @@ class Scheduler:
         """Requests in the queue."""
         return len(self._waiting)
 
+    def in_flight(self) -> list[Request]:
+        """Requests that wait or run."""
+        return [*self._waiting, *self._running.values()]
+
     def submit(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             BadRequestError: its id is in flight already, or it cannot fit.
         """
-        if any(request.rid == other.rid for other in self._in_flight()):
+        if any(request.rid == other.rid for other in self.in_flight()):
             raise BadRequestError(f"duplicate request id in flight: {request.rid}")
         limit = self.model.context_length
         if len(request.prompt_ids) + (request.params.max_new_tokens > 0) > limit:
@@ -159,7 +163,7 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         context = np.asarray(request.prompt_ids + request.output_ids, np.int32)
-        taken = self.slots.acquire(context, self._labels.origin)
+        taken = self.slots.acquire(context, self._labels.origin, request.adapter)
         if taken is None:
             return False
         slot, reusable, source = taken
@@ -185,6 +189,3 @@ class Scheduler:
             self._steps.drop(request)
         if not self._running:
             self._still.set()
-
-    def _in_flight(self) -> list[Request]:
-        return [*self._waiting, *self._running.values()]

@@ -93,7 +93,7 @@ class StepRunner:
         for row, piece in enumerate(pieces):
             ids[row, : len(piece)] = piece
         sizes = np.asarray([len(piece) for piece in pieces])
-        hidden = self._model.forward(rows, ids, self._slots.lengths[rows])
+        hidden = self._model.forward(rows, ids, self._slots.lengths[rows], self._slots.adapter[rows])
         self._score_prompts(rows, sizes, hidden, ids)
         self._slots.lengths[rows] += sizes
         ready = [row for row, slot in enumerate(rows) if self._num_pending(int(slot)) == 0]
@@ -114,7 +114,8 @@ class StepRunner:
         starts = self._slots.lengths[rows]
         last_column = self._slots.tokens.shape[1] - 1
         ids = self._slots.tokens[rows, np.minimum(starts, last_column)][:, None].astype(np.int64)
-        hidden = self._model.forward(slice(0, len(rows)) if len(rows) == rows[-1] + 1 else rows, ids, starts)
+        is_slice = len(rows) == rows[-1] + 1
+        hidden = self._model.forward(slice(0, len(rows)) if is_slice else rows, ids, starts, self._slots.adapter[rows])
         self._slots.lengths[active] += 1
         self._commit(active, hidden[np.searchsorted(rows, active), 0])
 

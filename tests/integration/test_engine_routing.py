@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 import torch
 from engine_server import EngineCalls, EngineServer, copy_model, finish_of, generate_body, running_engine
@@ -16,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.testing.tiny_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K, make_tiny_moe_model
 
 PROMPT = [(11 * n) % 280 + 10 for n in range(90)]  # more than one step's prompt tokens
+WANTED = {"return_routed_experts": True, "ignore_eos": True}
 Router = Callable[[list[int]], np.ndarray]
 
 
@@ -50,18 +49,13 @@ def _route(model: Path, ids: list[int]) -> np.ndarray:
     return np.stack([logits.topk(TOP_K).indices.numpy() for logits in layers], axis=1)
 
 
-def _body(ids: list[int], rid: str | None = None, start: int | None = None, **sampling: Any) -> dict[str, Any]:
-    body = generate_body(ids, rid, ignore_eos=True, **sampling) | {"return_routed_experts": True}
-    return body if start is None else body | {"routed_experts_start_len": start}
-
-
 def _experts(answer: dict[str, Any]) -> np.ndarray:
     flat = np.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), "<i4")
     return flat.reshape(-1, NUM_LAYERS, TOP_K)
 
 
 async def test_every_forwarded_position_reports_hugging_faces_experts(moe_engine: EngineCalls, router: Router) -> None:
-    answer = await moe_engine.ok("/generate", **_body(PROMPT, max_new_tokens=20))
+    answer = await moe_engine.generate(PROMPT, max_new_tokens=20, **WANTED)
     expected = router(PROMPT + answer["output_ids"])
     assert len(np.unique(expected)) == NUM_EXPERTS, "the router is too uniform to prove anything"
     assert np.array_equal(_experts(answer), expected[:-1])
@@ -69,9 +63,9 @@ async def test_every_forwarded_position_reports_hugging_faces_experts(moe_engine
 
 async def test_positions_from_the_prefix_cache_are_reported_too(moe_engine: EngineCalls, router: Router) -> None:
     prompt = [(13 * n) % 280 + 10 for n in range(80)]
-    first = await moe_engine.ok("/generate", **generate_body(prompt, max_new_tokens=10, ignore_eos=True))
+    first = await moe_engine.generate(prompt, max_new_tokens=10, ignore_eos=True)
     longer = [*prompt, *first["output_ids"], 5, 6, 7]
-    answer = await moe_engine.ok("/generate", **_body(longer, max_new_tokens=5))
+    answer = await moe_engine.generate(longer, max_new_tokens=5, **WANTED)
     assert answer["meta_info"]["cached_tokens"] >= len(prompt)
     assert np.array_equal(_experts(answer), router(longer + answer["output_ids"])[:-1])
 
@@ -89,29 +83,23 @@ async def test_members_of_a_batch_that_share_a_prompt_report_their_own_experts(
 
 async def test_the_report_begins_where_it_is_asked_to(moe_engine: EngineCalls, router: Router) -> None:
     for start in (0, 33, len(PROMPT)):
-        answer = await moe_engine.ok("/generate", **_body(PROMPT, start=start, max_new_tokens=4))
+        answer = await moe_engine.generate(PROMPT, max_new_tokens=4, routed_experts_start_len=start, **WANTED)
         assert np.array_equal(_experts(answer), router(PROMPT + answer["output_ids"])[start:-1])
 
 
 async def test_a_start_behind_the_prompt_is_refused(moe_engine: EngineCalls) -> None:
-    await moe_engine.refused("/generate", **_body(PROMPT, start=len(PROMPT) + 1, max_new_tokens=4))
+    body = generate_body(PROMPT, max_new_tokens=4, routed_experts_start_len=len(PROMPT) + 1, **WANTED)
+    await moe_engine.refused("/generate", **body)
 
 
 async def test_an_aborted_request_reports_what_it_has(moe_engine: EngineCalls, router: Router) -> None:
     prompt = [99, *PROMPT[:20]]
-    stream = _body(prompt, "routed-abort-0001", max_new_tokens=3000) | {"stream": True}
-    last: dict[str, Any] = {}
-    async with asyncio.timeout(30), moe_engine.http.stream("POST", "/generate", json=stream) as response:
-        async for line in response.aiter_lines():
-            data = line.removeprefix("data: ")
-            if not line or data == "[DONE]":
-                continue
-            if not last:
-                await moe_engine.ok("/abort_request", rid="routed-abort-0001")
-            last = orjson.loads(data)
-    assert finish_of(last) == "abort"
-    assert last["output_ids"]
-    assert np.array_equal(_experts(last), router(prompt + last["output_ids"])[:-1])
+    task = await moe_engine.start_running(prompt, "routed-abort-0001", max_new_tokens=3000, **WANTED)
+    await moe_engine.ok("/abort_request", rid="routed-abort-0001")
+    answer = await task
+    assert finish_of(answer) == "abort"
+    assert answer["output_ids"]
+    assert np.array_equal(_experts(answer), router(prompt + answer["output_ids"])[:-1])
 
 
 async def test_nothing_is_reported_unasked(moe_engine: EngineCalls) -> None:
@@ -120,5 +108,5 @@ async def test_nothing_is_reported_unasked(moe_engine: EngineCalls) -> None:
 
 
 async def test_a_dense_model_reports_nothing(engine: EngineCalls) -> None:
-    answer = await engine.ok("/generate", **_body(PROMPT, max_new_tokens=3))
+    answer = await engine.generate(PROMPT, max_new_tokens=3, **WANTED)
     assert "routed_experts" not in answer["meta_info"]
