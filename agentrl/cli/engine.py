@@ -30,8 +30,9 @@ def engine(
     """Serve a model over SGLang's native protocol until interrupted."""
     values: dict[str, Any] = {key: value for key, value in locals().items() if key != "attended"}
     from agentrl.config.base import parse_config
-    from agentrl.engine.options import EngineOptions
+    from agentrl.engine.options import EngineOptions, UpdateOptions
 
+    values["updates"] = {key: values.pop(key) for key in UpdateOptions.model_fields}
     options = parse_config(EngineOptions, values, "agentrl engine")
     from agentrl.engine.main import run_engine
 

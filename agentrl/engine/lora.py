@@ -48,7 +48,7 @@ class LoraStack:
         for name, pair in pairs.items():
             if name not in self._linears:
                 raise BadRequestError(f"the model has no linear module {name} inside its layers")
-            expected = tuple(self._linears[name].weight.shape)
+            expected = (self._linears[name].out_features, self._linears[name].in_features)
             shape = (pair.b_OR.shape[0], pair.a_RI.shape[1])
             if shape != expected:
                 raise BadRequestError(f"the adapter's change of {name} has shape {shape}, the module's is {expected}")
@@ -86,7 +86,7 @@ class LoraStack:
 
     def _adder(self, name: str) -> Any:
         """A hook that adds what each row's adapter makes of the module's input."""
-        a_NRI, b_NOR = _stack([pairs.get(name) for pairs in self._adapters.values()], self._linears[name].weight)
+        a_NRI, b_NOR = _stack([pairs.get(name) for pairs in self._adapters.values()], self._linears[name])
 
         def add(_module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             if self._selected is None:
@@ -98,11 +98,11 @@ class LoraStack:
         return add
 
 
-def _stack(pairs: list[LoraPair | None], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _stack(pairs: list[LoraPair | None], linear: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrices A [N + 1, R, in] and B [N + 1, out, R] of N adapters, padded with zeros to the largest rank."""
     rank = max(pair.a_RI.shape[0] for pair in pairs if pair is not None)
-    a_NRI = like.new_zeros(len(pairs) + 1, rank, like.shape[1])
-    b_NOR = like.new_zeros(len(pairs) + 1, like.shape[0], rank)
+    a_NRI = linear.weight.new_zeros(len(pairs) + 1, rank, linear.in_features)
+    b_NOR = linear.weight.new_zeros(len(pairs) + 1, linear.out_features, rank)
     for place, pair in enumerate(pairs, start=1):
         if pair is not None:
             a_NRI[place, : pair.a_RI.shape[0]] = pair.a_RI

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from agentrl.config.base import ConfigModel
 
 
-class ListenOptions(ConfigModel):
-    """Where an engine answers, and whom."""
+class UpdateOptions(ConfigModel):
+    """How an engine takes new weights."""
 
+    weight_version: str = "default"
+    """Label of the weights in the model folder."""
+    max_lora_rank: Annotated[int, Field(ge=1)] = 64
+    """Largest rank of a LoRA adapter; larger ones are refused. Raise it if adapters of that rank are trained."""
+
+
+class EngineOptions(ConfigModel):
+    """Options of ``agentrl engine``."""
+
+    model: Path
+    """Folder with config.json and safetensors weights."""
     port: int
     """TCP port to listen on."""
     host: str = "127.0.0.1"
     """Address to listen on; anything but loopback needs a token."""
     token: str | None = None
     """Bearer token that control endpoints ask for."""
-
-    @model_validator(mode="after")
-    def _needs_token_off_loopback(self) -> ListenOptions:
-        is_loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        if not is_loopback and self.token is None:
-            raise ValueError(f"host {self.host} can be reached by others; give --token, or listen on 127.0.0.1")
-        return self
-
-
-class EngineOptions(ListenOptions, ConfigModel):
-    """Options of ``agentrl engine``."""
-
-    model: Path
-    """Folder with config.json and safetensors weights."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Precision of weights and arithmetic."""
     device: str = "cpu"
@@ -46,9 +43,14 @@ class EngineOptions(ListenOptions, ConfigModel):
     """Longest prompt plus reply in tokens; the model's own limit if not given."""
     prefill_tokens: int = 4096
     """Prompt tokens that one step may process; smaller keeps replies to other callers flowing."""
-    weight_version: str = "default"
-    """Label of the weights in the model folder."""
-    max_lora_rank: int = 64
-    """Largest rank of a LoRA adapter; those above are refused."""
+    updates: UpdateOptions = UpdateOptions()
+    """Versions and adapters."""
     deterministic: bool = False
     """Results independent of batching: float64 arithmetic, rounded log-probabilities."""
+
+    @model_validator(mode="after")
+    def _needs_token_off_loopback(self) -> EngineOptions:
+        is_loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        if not is_loopback and self.token is None:
+            raise ValueError(f"host {self.host} can be reached by others; give --token, or listen on 127.0.0.1")
+        return self

@@ -45,9 +45,9 @@ class EngineServer:
             options.max_running_requests,
             options.prefill_tokens,
             options.deterministic,
-            options.weight_version,
+            options.updates.weight_version,
         )
-        self.adapters = AdapterService(model.lora, self.scheduler, options.max_lora_rank)
+        self.adapters = AdapterService(model.lora, self.scheduler, options.updates.max_lora_rank)
         self.generation = GenerationService(self.scheduler, self.adapters, model.eos_token_ids, model.vocab_size)
         self._in_session = False
 

@@ -260,6 +260,29 @@ async def test_a_generation_keeps_its_adapter_and_the_next_uses_the_newest(
     await lora_engine.ok("/unload_lora_adapter", lora_name="adapter-0.2")
 
 
+async def test_loading_an_adapter_again_is_safe_whatever_the_engine_holds_by_now(
+    lora_engine: EngineCalls, reference: Reference, first: MadeAdapter, second: MadeAdapter
+) -> None:
+    client = lora_engine.server.client()
+    held = {"lora_name": "adapter-0.1", "lora_path": str(first.folder)}
+
+    async def serves(adapter: MadeAdapter) -> None:
+        scores = await client.score(PROMPT)
+        assert scores == pytest.approx(reference.logprobs(adapter.merged, PROMPT), abs=1e-4)
+        assert (await client.receipt()).version == V1
+
+    await lora_engine.ok("/load_lora_adapter", **held)  # the answer was lost
+    await client.load_adapter(str(first.folder), V1)
+    await serves(first)
+    await lora_engine.ok("/unload_lora_adapter", lora_name="adapter-0.1")  # the engine started again
+    await client.load_adapter(str(first.folder), V1)
+    await serves(first)
+    await client.load_adapter(str(second.folder), V1)  # the name is from another run
+    await serves(second)
+    await client.close()
+    await lora_engine.ok("/unload_lora_adapter", lora_name="adapter-0.1")
+
+
 def _request(rid: str, max_new_tokens: int) -> GenerationRequest:
     """So cold that it goes round in circles and draws no end token."""
     ids = np.asarray(PROMPT, np.int32)
