@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from agentrl.engine.adapters import AdapterService
 from agentrl.engine.request import MAX_TOP_K, BadRequestError, DrawParams, Request
 from agentrl.engine.scheduler import Scheduler
 
@@ -18,8 +20,11 @@ from agentrl.engine.scheduler import Scheduler
 class GenerationService:
     """Turns bodies of ``/generate`` into scheduled requests and answers when they end."""
 
-    def __init__(self, scheduler: Scheduler, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, adapters: AdapterService, eos_token_ids: frozenset[int], vocab_size: int
+    ) -> None:
         self._scheduler = scheduler
+        self._adapters = adapters
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
 
@@ -95,10 +100,14 @@ class GenerationService:
         samplings = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
         if len(rids) != len(prompts) or len(samplings) != len(prompts):
             raise BadRequestError(f"{len(prompts)} prompts, but {len(rids)} rid and {len(samplings)} sampling_params")
-        entries = zip(rids, prompts, samplings, strict=True)
-        return [self._parse_one(body, rid, prompt, values) for rid, prompt, values in entries], is_batch
+        loras = body.get("lora_path")
+        loras = loras if isinstance(loras, list) else [loras] * len(prompts)
+        if len(loras) != len(prompts):
+            raise BadRequestError(f"{len(prompts)} prompts, but {len(loras)} lora_path")
+        entries = zip(rids, prompts, samplings, loras, strict=True)
+        return [self._parse_one(body, *entry) for entry in entries], is_batch
 
-    def _parse_one(self, body: dict[str, Any], rid: Any, prompt: Any, values: Any) -> Request:
+    def _parse_one(self, body: dict[str, Any], rid: Any, prompt: Any, values: Any, lora: Any) -> Request:
         if not isinstance(rid, str) or not isinstance(values, dict) or not isinstance(prompt, list) or not prompt:
             raise BadRequestError("each prompt needs token ids, a string as rid and an object as sampling_params")
         self._check_ids(prompt)
@@ -112,7 +121,9 @@ class GenerationService:
         score_from = start if start is not None and start >= 0 and body.get("return_logprob") else None
         if params.max_new_tokens == 0 and score_from is None:
             raise BadRequestError("max_new_tokens 0 needs return_logprob and logprob_start_len: there is nothing to do")
-        return Request(rid, prompt, params, wants_mask, score_from)
+        routed_from = _routed_from(body, len(prompt)) if body.get("return_routed_experts") else None
+        adapter = self._adapters.serial_of(lora)
+        return Request(rid, prompt, params, wants_mask, score_from, routed_from, adapter)
 
     def _check_ids(self, prompt: list[Any]) -> None:
         try:
@@ -145,10 +156,19 @@ def _answer(request: Request) -> dict[str, Any]:
         meta["output_token_sampling_logprobs"] = request.kept_logprobs
         meta["output_token_sampling_mask_length"] = len(request.kept_ids)
     if request.finish_reason is not None:
+        if request.routing is not None:
+            meta["routed_experts"] = base64.b64encode(request.routing[request.routed_from :].tobytes()).decode()
         meta["weight_versions"] = _spans(request.spans)
         meta["kv_versions"] = _spans(request.kv_spans)
         meta["weight_version"] = request.spans[-1][0] if request.spans else None
     return {"output_ids": request.output_ids, "meta_info": meta}
+
+
+def _routed_from(body: dict[str, Any], num_prompt: int) -> int:
+    start = body.get("routed_experts_start_len") or 0
+    if type(start) is not int or not 0 <= start <= num_prompt:
+        raise BadRequestError(f"routed_experts_start_len must lie in the prompt of {num_prompt} tokens, got {start!r}")
+    return start
 
 
 def _prompt_logprobs(request: Request) -> list[list[Any]]:

@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.engine.attention import SLOT_ATTENTION, SlotBatch
+from agentrl.engine.lora import LoraStack
 from agentrl.engine.options import EngineOptions
+from agentrl.engine.routing import RoutingRecorder, has_experts
 from agentrl.engine.slots import KVCache
 from agentrl.types.errors import ConfigError
 
@@ -18,8 +20,8 @@ from agentrl.types.errors import ConfigError
 class ServedModel:
     """A causal language model with a KV cache of slots.
 
-    Example: ``forward([0], [[5, 6, 7]], [0])`` gives the hidden states of three tokens put at the start
-    of slot 0.
+    Example: ``forward([0], [[5, 6, 7]], [0], [0])`` gives the hidden states of three tokens put at the start
+    of slot 0, computed without an adapter.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -39,11 +41,22 @@ class ServedModel:
             dtype,
             options.device,
         )
+        self.lora = LoraStack(self.network)
+        has_routing = has_experts(self.network)
+        self.routing = RoutingRecorder(self.network, options.max_running_requests) if has_routing else None
         self._device = options.device
 
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Let one slot begin with the first tokens of another."""
+        self.cache.copy_prefix(source, target, num_tokens)
+        if self.routing is not None:
+            self.routing.copy_prefix(source, target, num_tokens)
+
     @torch.no_grad()
-    def forward(self, rows: slice | np.ndarray, ids: np.ndarray, starts: np.ndarray) -> torch.Tensor:
-        """Hidden states [B, T, H] of ids [B, T] put into slots `rows` from columns `starts` on."""
+    def forward(
+        self, rows: slice | np.ndarray, ids: np.ndarray, starts: np.ndarray, adapters: np.ndarray
+    ) -> torch.Tensor:
+        """Hidden states [B, T, H] of ids [B, T] put into slots `rows` from columns `starts` on, by `adapters` [B]."""
         num_tokens = ids.shape[1]
         positions = torch.from_numpy(starts[:, None] + np.arange(num_tokens)).to(self._device)
         length = int(starts.max()) + num_tokens
@@ -58,12 +71,15 @@ class ServedModel:
             positions=positions,
             visible=(columns <= positions[:, :, None])[:, None],
         )
+        self.lora.select(adapters)
         output = self.network.base_model(
             input_ids=torch.from_numpy(ids).to(self._device),
             position_ids=positions,
             use_cache=False,
             slot_batch=batch,
         )
+        if self.routing is not None:
+            self.routing.store(row_tensor, positions, self.cache.capacity)
         return output.last_hidden_state
 
     @torch.no_grad()

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 MAX_TOP_K = 4096
 _GREEDY_BELOW = 1e-6
 _SEED_LIMIT = 2**63
@@ -18,7 +20,11 @@ _SAMPLING_KEYS = {
 
 
 class BadRequestError(Exception):
-    """A request that cannot be served as given; becomes HTTP 400 with this message."""
+    """A request that cannot be served as given; becomes HTTP 400 with this message and these further fields."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,9 @@ class DrawParams:
 class Request:
     """One sequence being generated.
 
-    `spans` and `kv_spans` are ``[label, start, end]`` over the output tokens. The request is over once
+    `spans` and `kv_spans` are ``[label, start, end]`` over the output tokens. `routing` are the experts of
+    the context's positions, [positions, layers, top_k], if they are wanted from position `routed_from` on.
+    `adapter` is the serial of its LoRA adapter, 0 for the bare weights. The request is over once
     `finish_reason` is set; `on_change` tells its waiters.
     """
 
@@ -78,6 +86,8 @@ class Request:
     params: DrawParams
     wants_mask: bool
     score_from: int | None
+    routed_from: int | None = None
+    adapter: int = 0
     on_change: Callable[[], None] = lambda: None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -86,6 +96,7 @@ class Request:
     prompt_logprobs: list[float | None] = field(default_factory=list)
     spans: list[list[Any]] = field(default_factory=list)
     kv_spans: list[list[Any]] = field(default_factory=list)
+    routing: np.ndarray | None = None
     slot: int | None = None
     cached_tokens: int = 0
     retractions: int = 0
@@ -111,6 +122,15 @@ class Request:
         self.logprobs.append(logprob)
         _extend(self.spans, label, len(self.output_ids))
         _extend(self.kv_spans, kv_label, len(self.output_ids))
+
+    def keep_routing(self, routing: np.ndarray) -> None:
+        """Take the experts of the first positions; those known of later ones stay.
+
+        A request that lost its slot and was aborted while it computed its context again has fewer than before.
+        """
+        if self.routing is not None:
+            routing = np.concatenate([routing, self.routing[len(routing) :]])
+        self.routing = routing
 
     def finish(self, reason: dict[str, Any]) -> None:
         """End the request; what it has so far is its answer."""

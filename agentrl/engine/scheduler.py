@@ -10,8 +10,8 @@ import numpy as np
 
 from agentrl.engine.model import ServedModel
 from agentrl.engine.request import BadRequestError, Request
-from agentrl.engine.sampler import draw
 from agentrl.engine.slots import SlotTable
+from agentrl.engine.steps import StepRunner, WeightLabels
 
 
 class PauseMode(StrEnum):
@@ -31,19 +31,21 @@ class Scheduler:
 
     def __init__(self, model: ServedModel, num_slots: int, prefill_tokens: int, rounds: bool, version: str) -> None:
         self.model = model
-        self.version = version
         self.slots = SlotTable(num_slots)
-        self._prefill_tokens = prefill_tokens
-        self._rounds = rounds
-        self._labels = [version]
+        self._labels = WeightLabels(version)
+        self._steps = StepRunner(model, self.slots, self._labels, prefill_tokens, rounds)
         self._waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}
+        self._running = self._steps.running
         self._paused: PauseMode | None = None
         self._draining = False
-        self._prefilled_last = False
         self._wake = asyncio.Event()
         self._still = asyncio.Event()
         self._still.set()
+
+    @property
+    def version(self) -> str:
+        """Label of the weights that are served."""
+        return self._labels.newest
 
     @property
     def pause_mode(self) -> PauseMode | None:
@@ -60,13 +62,17 @@ class Scheduler:
         """Requests in the queue."""
         return len(self._waiting)
 
+    def in_flight(self) -> list[Request]:
+        """Requests that wait or run."""
+        return [*self._waiting, *self._running.values()]
+
     def submit(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             BadRequestError: its id is in flight already, or it cannot fit.
         """
-        if any(request.rid == other.rid for other in self._in_flight()):
+        if any(request.rid == other.rid for other in self.in_flight()):
             raise BadRequestError(f"duplicate request id in flight: {request.rid}")
         limit = self.model.context_length
         if len(request.prompt_ids) + (request.params.max_new_tokens > 0) > limit:
@@ -113,13 +119,11 @@ class Scheduler:
 
     def loaded(self, version: str | None) -> None:
         """The model's weights have just changed; cached KV is of the old ones from now on."""
-        self.version = version or self.version
-        self._labels.append(self.version)
+        self._labels.append(version or self.version)
 
     def relabel(self, version: str) -> None:
         """Rename the weights that are served; their KV stays theirs."""
-        self.version = version
-        self._labels[-1] = version
+        self._labels.rename(version)
 
     async def wait_until_still(self) -> None:
         """Hold back the queue until nothing runs, unless paused already.
@@ -153,21 +157,13 @@ class Scheduler:
         """Admit what fits, then one forward pass."""
         while self._waiting and not self._draining and self._admit(self._waiting[0]):
             self._waiting.popleft()
-        pending = {slot: self._num_pending(slot) for slot in self._running}
-        prefill = [
-            slot for slot, count in pending.items() if count > 1 or self._running[slot].params.max_new_tokens == 0
-        ]
-        decode = len(prefill) < len(pending)
-        if prefill and not (decode and self._prefilled_last):
-            self._step_prefill(prefill)
-        elif decode:
-            self._step_decode(set(pending) - set(prefill))
-        self._prefilled_last = not self._prefilled_last
+        self._steps.step()
+        if not self._running:
+            self._still.set()
 
     def _admit(self, request: Request) -> bool:
         context = np.asarray(request.prompt_ids + request.output_ids, np.int32)
-        origin = len(self._labels) - 1
-        taken = self.slots.acquire(context, origin)
+        taken = self.slots.acquire(context, self._labels.origin, request.adapter)
         if taken is None:
             return False
         slot, reusable, source = taken
@@ -176,99 +172,10 @@ class Scheduler:
             self.slots.lengths[slot] = 0
             request.prompt_logprobs.clear()
         if reusable and source != slot:
-            self.model.cache.copy_prefix(source, slot, reusable)
+            self.model.copy_prefix(source, slot, reusable)
         request.slot, request.cached_tokens = slot, reusable
         self._running[slot] = request
         return True
-
-    def _step_prefill(self, slots: list[int]) -> None:
-        """Compute pending prompt tokens of as many requests as the budget holds, oldest first."""
-        pieces: list[list[int]] = []
-        for slot in slots:
-            piece = self._running[slot].pending(int(self.slots.lengths[slot]))[: self._prefill_tokens]
-            widest = max([len(piece), *map(len, pieces)])
-            if pieces and widest * (len(pieces) + 1) > self._prefill_tokens:
-                break
-            pieces.append(piece)
-        rows = np.asarray(slots[: len(pieces)])
-        width = max(map(len, pieces))
-        ids = np.zeros((len(rows), width), np.int64)
-        for row, piece in enumerate(pieces):
-            ids[row, : len(piece)] = piece
-        sizes = np.asarray([len(piece) for piece in pieces])
-        hidden = self.model.forward(rows, ids, self.slots.lengths[rows])
-        self._score_prompts(rows, sizes, hidden, ids)
-        self.slots.lengths[rows] += sizes
-        ready = [row for row, slot in enumerate(rows) if self._num_pending(int(slot)) == 0]
-        if ready:
-            self._commit(rows[ready], hidden[ready, sizes[ready] - 1])
-
-    def _step_decode(self, slots: set[int]) -> None:
-        """One token for every request in `slots`.
-
-        Mostly these are all slots up to the last busy one, and computing the few between them as well
-        is cheaper than gathering the KV of some; what that writes is behind those slots' own tokens.
-        """
-        active = np.asarray(sorted(slots))
-        rows = np.arange(self.slots.num_rows)
-        is_dense = len(rows) <= 2 * len(active)
-        if not is_dense or self.slots.lengths[rows].max() > self.slots.lengths[active].max():
-            rows = active
-        starts = self.slots.lengths[rows]
-        last_column = self.slots.tokens.shape[1] - 1
-        ids = self.slots.tokens[rows, np.minimum(starts, last_column)][:, None].astype(np.int64)
-        hidden = self.model.forward(slice(0, len(rows)) if len(rows) == rows[-1] + 1 else rows, ids, starts)
-        self.slots.lengths[active] += 1
-        self._commit(active, hidden[np.searchsorted(rows, active), 0])
-
-    def _commit(self, slots: np.ndarray, hidden: object) -> None:
-        """Draw a token for each slot's request and end those that are done."""
-        requests = [self._running[int(slot)] for slot in slots]
-        wanted = [r.params.max_new_tokens > 0 for r in requests]
-        if not all(wanted):
-            for request in (r for r, w in zip(requests, wanted, strict=True) if not w):
-                self._end(request, {"type": "length", "length": 0})
-            slots, hidden = slots[wanted], hidden[np.flatnonzero(wanted)]  # type: ignore[index]
-            requests = [r for r, w in zip(requests, wanted, strict=True) if w]
-        if not requests:
-            return
-        positions = np.asarray([r.num_context for r in requests])
-        drawn = draw(self.model.logits(hidden), [r.params for r in requests], positions, self._rounds)  # type: ignore[arg-type]
-        self.slots.append(slots, np.asarray(drawn.tokens, np.int32))
-        for row, request in enumerate(requests):
-            kv_label = self._labels[int(self.slots.origin[slots[row]])]
-            request.append(drawn.tokens[row], drawn.logprobs[row], self.version, kv_label)
-            kept = drawn.kept_ids[row]
-            if request.wants_mask and kept is not None:
-                request.kept_ids.append(kept)
-                request.kept_logprobs.append(drawn.kept_logprobs[row] or 0.0)
-            self._end_if_done(request)
-
-    def _end_if_done(self, request: Request) -> None:
-        token, num_output = request.output_ids[-1], len(request.output_ids)
-        if token in request.params.stop_token_ids:
-            self._end(request, {"type": "stop", "matched": token})
-        elif num_output >= request.params.max_new_tokens or request.num_context >= self.model.context_length:
-            self._end(request, {"type": "length", "length": num_output})
-        else:
-            request.on_change()
-
-    def _end(self, request: Request, reason: dict[str, object]) -> None:
-        self._drop(request)
-        request.finish(reason)
-
-    def _score_prompts(self, rows: np.ndarray, sizes: np.ndarray, hidden: object, ids: np.ndarray) -> None:
-        """Log-probabilities of prompt tokens for requests that asked for them, piece by piece."""
-        for row, slot in enumerate(rows):
-            request = self._running[int(slot)]
-            if request.score_from is None:
-                continue
-            start, size = int(self.slots.lengths[slot]), int(sizes[row])
-            targets = request.prompt_ids[start + 1 : start + size + 1]
-            if not request.prompt_logprobs:
-                request.prompt_logprobs.append(None)
-            logprobs = self.model.logits(hidden[row, : len(targets)]).log_softmax(-1)  # type: ignore[index]
-            request.prompt_logprobs += [float(logprobs[i, token]) for i, token in enumerate(targets)]
 
     def _retract(self) -> None:
         for request in list(self._running.values())[::-1]:
@@ -279,14 +186,6 @@ class Scheduler:
     def _drop(self, request: Request) -> None:
         """Take a request off its slot, whose tokens stay for reuse."""
         if request.slot is not None:
-            del self._running[request.slot]
-            self.slots.release(request.slot)
-            request.slot = None
+            self._steps.drop(request)
         if not self._running:
             self._still.set()
-
-    def _num_pending(self, slot: int) -> int:
-        return self._running[slot].num_context - int(self.slots.lengths[slot])
-
-    def _in_flight(self) -> list[Request]:
-        return [*self._waiting, *self._running.values()]

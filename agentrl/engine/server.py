@@ -16,6 +16,7 @@ from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 from fastapi.responses import StreamingResponse
 
+from agentrl.engine.adapters import AdapterService
 from agentrl.engine.generation import GenerationService
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
@@ -44,9 +45,10 @@ class EngineServer:
             options.max_running_requests,
             options.prefill_tokens,
             options.deterministic,
-            options.weight_version,
+            options.updates.weight_version,
         )
-        self.generation = GenerationService(self.scheduler, model.eos_token_ids, model.vocab_size)
+        self.adapters = AdapterService(model.lora, self.scheduler, options.updates.max_lora_rank)
+        self.generation = GenerationService(self.scheduler, self.adapters, model.eos_token_ids, model.vocab_size)
         self._in_session = False
 
     def control_routes(self) -> dict[str, Handler]:
@@ -62,6 +64,7 @@ class EngineServer:
             "/update_weights_from_tensor": self._update_from_tensor,
             "/update_weight_version": self._update_version,
             "/weights_checker": self._check_weights,
+            **self.adapters.routes(),
         }
 
     def model_info(self) -> dict[str, Any]:
@@ -195,7 +198,7 @@ def build_app(options: EngineOptions) -> FastAPI:
             try:
                 return _json(await handler(await _read_body(http)))
             except BadRequestError as error:
-                return _json({"error": {"message": str(error)}, "success": False}, 400)
+                return _json({"error": {"message": str(error)}, "success": False} | error.fields, 400)
 
         app.add_api_route(path, control, methods=["POST"])
 
@@ -203,7 +206,7 @@ def build_app(options: EngineOptions) -> FastAPI:
         add_control(path, handler)
     app.add_api_route("/model_info", lambda: server.model_info(), methods=["GET"])
     app.add_api_route("/health", lambda: {"status": "ok"}, methods=["GET"])
-    app.add_api_route("/v1/models", lambda: _models(options), methods=["GET"])
+    app.add_api_route("/v1/models", lambda: _models(options, server.adapters), methods=["GET"])
     return app
 
 
@@ -213,8 +216,10 @@ async def _wait_for_hangup(http: HttpRequest) -> None:
         pass
 
 
-def _models(options: EngineOptions) -> dict[str, Any]:
-    return {"object": "list", "data": [{"id": str(options.model), "object": "model", "owned_by": "agentrl"}]}
+def _models(options: EngineOptions, adapters: AdapterService) -> dict[str, Any]:
+    base = {"id": str(options.model), "object": "model", "owned_by": "agentrl"}
+    loaded = adapters.sources().items()
+    return {"object": "list", "data": [base, *(base | {"id": n, "root": s, "parent": base["id"]} for n, s in loaded)]}
 
 
 def _exit_if_failed(task: asyncio.Task[None]) -> None:

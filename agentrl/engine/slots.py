@@ -46,8 +46,8 @@ class KVCache:
 class SlotTable:
     """Which tokens' KV each slot holds, which slots are in use, and under which weights they were made.
 
-    `origin` counts weight loads: KV is reused only under the load that made it, so a changed policy
-    never attends to the cache of an older one, flushed or not.
+    `origin` counts weight loads and `adapter` is the serial of a LoRA adapter: KV is reused only under the
+    load and the adapter that made it, so a changed policy never attends to the cache of another, flushed or not.
 
     Example: slot 3 holds the 120 tokens of a finished turn. The next turn's prompt begins with these
     120, so it takes slot 3 and computes only what is new. A second episode of the same task finds its
@@ -58,6 +58,7 @@ class SlotTable:
         self.tokens = np.zeros((num_slots, _GROWTH_TOKENS), np.int32)
         self.lengths = np.zeros(num_slots, np.int64)
         self.origin = np.zeros(num_slots, np.int64)
+        self.adapter = np.zeros(num_slots, np.int64)
         self._used_at = np.zeros(num_slots, np.int64)
         self._is_busy = np.zeros(num_slots, bool)
         self._clock = 0
@@ -73,7 +74,7 @@ class SlotTable:
         busy = np.flatnonzero(self._is_busy)
         return int(busy[-1]) + 1 if len(busy) else 0
 
-    def acquire(self, ids: np.ndarray, origin: int) -> tuple[int, int, int] | None:
+    def acquire(self, ids: np.ndarray, origin: int, adapter: int = 0) -> tuple[int, int, int] | None:
         """Take a slot for a context: ``(slot, reusable tokens, slot to copy them from)``, None if all are busy.
 
         At least the last token of the context is left to compute, since its logits are needed.
@@ -81,7 +82,8 @@ class SlotTable:
         free = np.flatnonzero(~self._is_busy)
         if not len(free):
             return None
-        common = np.where(self.origin == origin, self._common_prefix(ids), 0)
+        is_same_policy = (self.origin == origin) & (self.adapter == adapter)
+        common = np.where(is_same_policy, self._common_prefix(ids), 0)
         common = np.minimum(common, len(ids) - 1)
         best = int(common.argmax())
         if not self._is_busy[best] and common[best] > 0 and common[best] >= self.lengths[best] // 2:
@@ -93,6 +95,7 @@ class SlotTable:
         self._touch(slot)
         self.set_context(slot, ids, reusable)
         self.origin[slot] = origin
+        self.adapter[slot] = adapter
         return slot, reusable, best
 
     def set_context(self, slot: int, ids: np.ndarray, num_cached: int) -> None:

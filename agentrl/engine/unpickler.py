@@ -47,7 +47,7 @@ def _load_storage(data: bytes) -> Any:
 
 
 def load_named_tensors(payload: str) -> dict[str, torch.Tensor]:
-    """Tensors by name from base64 of a pickled list of pairs, as SGLang's tensor update takes it.
+    """Tensors by name from base64 of a pickled list of pairs or dict, as SGLang's tensor updates and adapters are.
 
     Raises:
         BadRequestError: not base64, not a pickle, asks for anything but tensors, or has another shape.
@@ -55,6 +55,7 @@ def load_named_tensors(payload: str) -> dict[str, torch.Tensor]:
     try:
         data = base64.b64decode(payload, validate=True)
         pairs = _TensorUnpickler(io.BytesIO(data)).load()
+        pairs = pairs.items() if isinstance(pairs, dict) else pairs
         tensors = {name: tensor for name, tensor in pairs}  # noqa: C416 - unpacking checks the shape
     except BadRequestError:
         raise

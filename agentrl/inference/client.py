@@ -63,8 +63,7 @@ class EngineClient:
         try:
             generation = parse_generation(await self._generate(request, adapter), request)
         finally:
-            if adapter is not None and self._shelf.end(adapter):
-                self._unload_later(adapter)
+            self._release(adapter)
         if adapter is not None:
             spans = (VersionSpan(adapter.version, 0, len(generation.token_ids)),) if len(generation.token_ids) else ()
             return replace(generation, versions=spans, kv_versions=spans)
@@ -80,9 +79,13 @@ class EngineClient:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        if self._shelf.newest is not None:
-            body["lora_path"] = self._shelf.newest.name
-        answer = await self._control("/generate", body, self._config.load_s)
+        adapter = self._shelf.begin()
+        if adapter is not None:
+            body["lora_path"] = adapter.name
+        try:
+            answer = await self._control("/generate", body, self._config.load_s)
+        finally:
+            self._release(adapter)
         try:
             return [float(entry[0]) for entry in answer["meta_info"]["input_token_logprobs"][1:]]
         except (LookupError, TypeError, ValueError) as error:
@@ -112,9 +115,19 @@ class EngineClient:
         await self._control("/update_weights_from_disk", body, self._config.load_s)
 
     async def load_adapter(self, path: str, version: PolicyVersion) -> None:
-        """Take a LoRA adapter from a folder; later generations use it, earlier ones keep theirs. Raises EngineError."""
+        """Take a LoRA adapter from a folder; later generations use it, earlier ones keep theirs.
+
+        Safe to repeat: the engine is asked what it holds, since it may have loaded the adapter though its answer
+        was lost, have started again without it, or hold an adapter of the same name from another run's folder.
+
+        Raises:
+            EngineError: the engine cannot be reached, or refuses the adapter.
+        """
         adapter = Adapter(adapter_name(version), version)
-        if adapter != self._shelf.newest:
+        sources = await self._adapter_sources()
+        if adapter.name in sources and sources[adapter.name] != path:
+            await self.update("/unload_lora_adapter", {"lora_name": adapter.name})
+        if sources.get(adapter.name) != path:
             await self.update("/load_lora_adapter", {"lora_name": adapter.name, "lora_path": path})
         if (old := self._shelf.put(adapter)) is not None:
             self._unload_later(old)
@@ -192,9 +205,18 @@ class EngineClient:
             raise EngineError(f"engine {self.name}: /model_info names no policy version: {error}") from error
 
     async def _check_has_adapter(self, adapter: Adapter) -> None:
-        models = self._checked("/v1/models", await self._get("/v1/models")).get("data", [])
-        if adapter.name not in [model.get("id") for model in models]:
+        if adapter.name not in await self._adapter_sources():
             raise EngineError(f"engine {self.name} does not list {adapter.name} among its models")
+
+    async def _adapter_sources(self) -> dict[str, str | None]:
+        """Folders of the adapters that the engine holds, by name; None where it names none."""
+        models = self._checked("/v1/models", await self._get("/v1/models")).get("data", [])
+        return {model.get("id"): model.get("root") for model in models}
+
+    def _release(self, adapter: Adapter | None) -> None:
+        """A call that used an adapter is over."""
+        if adapter is not None and self._shelf.end(adapter):
+            self._unload_later(adapter)
 
     def _unload_later(self, adapter: Adapter) -> None:
         """Unload in the background: nobody waits for it, and the engine holds it back while it is used."""

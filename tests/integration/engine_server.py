@@ -30,6 +30,7 @@ from agentrl.inference.config import ClientConfig
 
 FIRST_VERSION = "0.0"
 _START_S = 90.0
+_ROUTING_KEYS = ("return_routed_experts", "routed_experts_start_len")
 _rid_numbers = itertools.count()
 
 
@@ -130,7 +131,7 @@ class EngineCalls:
 
 def generate_body(ids: list[int], rid: str | None = None, **more: Any) -> dict[str, Any]:
     """Top-level keys by their names; everything else goes to ``sampling_params``."""
-    top_level = ("logprob_start_len", "return_sampling_mask")
+    top_level = ("logprob_start_len", "return_sampling_mask", *_ROUTING_KEYS, "lora_path")
     body = {key: more.pop(key) for key in top_level if key in more}
     rid = rid or f"rid-{next(_rid_numbers):08d}"
     return body | {"input_ids": ids, "rid": rid, "return_logprob": True, "sampling_params": more}

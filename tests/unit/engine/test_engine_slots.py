@@ -112,3 +112,12 @@ def test_the_cache_grows_without_losing_what_it_holds() -> None:
     assert cache.keys[0].shape == cache.values[1].shape == (3, 1, cache.capacity, 4)
     cache.copy_prefix(2, 0, 3)
     assert cache.keys[1][0, 0, :, 0].nonzero().flatten().tolist() == [0, 1, 2]
+
+
+def test_nothing_is_reused_across_adapters() -> None:
+    table = SlotTable(2)
+    slot = table.acquire(_ids(5, 6, 7, 8), 0, adapter=1)[0]
+    table.lengths[slot] = 4
+    table.release(slot)
+    assert table.acquire(_ids(5, 6, 7, 8, 9), 0, adapter=2)[1] == 0
+    assert table.acquire(_ids(5, 6, 7, 8, 9), 0, adapter=1) == (slot, 4, slot)
