@@ -23,14 +23,16 @@ def engine(
     context_length: Annotated[int | None, typer.Option(help="Longest prompt plus reply; default: the model's.")] = None,
     prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens that one step may process.")] = 4096,
     weight_version: Annotated[str, typer.Option(help="Label of the first weights.")] = "default",
+    collective_s: Annotated[float, typer.Option(help="Seconds that a broadcast of weights may take.")] = 120.0,
     deterministic: Annotated[bool, typer.Option(help="Results that do not depend on batching, in float64.")] = False,
     attended: Annotated[bool, typer.Option(help="End when the process that started this one ends.")] = False,
 ) -> None:
     """Serve a model over SGLang's native protocol until interrupted."""
     values: dict[str, Any] = {key: value for key, value in locals().items() if key != "attended"}
     from agentrl.config.base import parse_config
-    from agentrl.engine.options import EngineOptions
+    from agentrl.engine.options import EngineOptions, UpdateOptions
 
+    values["updates"] = {key: values.pop(key) for key in UpdateOptions.model_fields}
     options = parse_config(EngineOptions, values, "agentrl engine")
     from agentrl.engine.main import run_engine
 

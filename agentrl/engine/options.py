@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from agentrl.config.base import ConfigModel
+
+
+class UpdateOptions(ConfigModel):
+    """How an engine takes new weights."""
+
+    weight_version: str = "default"
+    """Label of the weights in the model folder."""
+    collective_s: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds that a broadcast group has to form, and that each bucket may take; raise it for slow links."""
 
 
 class EngineOptions(ConfigModel):
@@ -34,8 +43,8 @@ class EngineOptions(ConfigModel):
     """Longest prompt plus reply in tokens; the model's own limit if not given."""
     prefill_tokens: int = 4096
     """Prompt tokens that one step may process; smaller keeps replies to other callers flowing."""
-    weight_version: str = "default"
-    """Label of the weights in the model folder."""
+    updates: UpdateOptions = UpdateOptions()
+    """Versions and broadcasts."""
     deterministic: bool = False
     """Results independent of batching: float64 arithmetic, rounded log-probabilities."""
 
