@@ -24,6 +24,7 @@ def engine(
     prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens that one step may process.")] = 4096,
     weight_version: Annotated[str, typer.Option(help="Label of the first weights.")] = "default",
     max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.")] = 64,
+    collective_s: Annotated[float, typer.Option(help="Seconds that a broadcast of weights may take.")] = 120.0,
     deterministic: Annotated[bool, typer.Option(help="Results that do not depend on batching, in float64.")] = False,
     attended: Annotated[bool, typer.Option(help="End when the process that started this one ends.")] = False,
 ) -> None:

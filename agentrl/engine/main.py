@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import uvicorn
 
+from agentrl.engine.app import build_app
 from agentrl.engine.options import EngineOptions
-from agentrl.engine.server import build_app
 from agentrl.process.parent import die_with_parent
 
 

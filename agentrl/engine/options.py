@@ -18,6 +18,8 @@ class UpdateOptions(ConfigModel):
     """Label of the weights in the model folder."""
     max_lora_rank: Annotated[int, Field(ge=1)] = 64
     """Largest rank of a LoRA adapter; larger ones are refused. Raise it if adapters of that rank are trained."""
+    collective_s: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds that a broadcast group has to form, and that each bucket may take; raise it for slow links."""
 
 
 class EngineOptions(ConfigModel):
@@ -44,7 +46,7 @@ class EngineOptions(ConfigModel):
     prefill_tokens: int = 4096
     """Prompt tokens that one step may process; smaller keeps replies to other callers flowing."""
     updates: UpdateOptions = UpdateOptions()
-    """Versions and adapters."""
+    """Versions, adapters and broadcasts."""
     deterministic: bool = False
     """Results independent of batching: float64 arithmetic, rounded log-probabilities."""
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from agentrl.engine.model import ServedModel
+from agentrl.engine.pause import PauseMode
 from agentrl.engine.request import BadRequestError, Request
 from agentrl.engine.slots import SlotTable
 from agentrl.engine.steps import StepRunner, WeightLabels
-
-
-class PauseMode(StrEnum):
-    """What a pause does to requests in flight: give them back, put them back in the queue, freeze them."""
-
-    ABORT = "abort"
-    RETRACT = "retract"
-    IN_PLACE = "in_place"
 
 
 class Scheduler:
@@ -37,7 +31,8 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running = self._steps.running
         self._paused: PauseMode | None = None
-        self._draining = False
+        self._num_holds = 0
+        self.refusal: Callable[[], str | None] = lambda: None
         self._wake = asyncio.Event()
         self._still = asyncio.Event()
         self._still.set()
@@ -70,8 +65,10 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            BadRequestError: its id is in flight already, or it cannot fit.
+            BadRequestError: its id is in flight already, it cannot fit, or there is a `refusal` of all.
         """
+        if (reason := self.refusal()) is not None:
+            raise BadRequestError(reason)
         if any(request.rid == other.rid for other in self.in_flight()):
             raise BadRequestError(f"duplicate request id in flight: {request.rid}")
         limit = self.model.context_length
@@ -125,19 +122,25 @@ class Scheduler:
         """Rename the weights that are served; their KV stays theirs."""
         self._labels.rename(version)
 
+    @contextmanager
+    def held_queue(self) -> Iterator[None]:
+        """Let no request begin meanwhile; those that run go on."""
+        self._num_holds += 1
+        try:
+            yield
+        finally:
+            self._num_holds -= 1
+            self._wake.set()
+
     async def wait_until_still(self) -> None:
         """Hold back the queue until nothing runs, unless paused already.
 
         Waits for: running requests. Unblocked by: their end, or a pause.
         """
-        self._draining = True
-        try:
+        with self.held_queue():
             while self._running and self._paused is None:
                 self._still.clear()
                 await self._still.wait()
-        finally:
-            self._draining = False
-            self._wake.set()
 
     async def run(self) -> None:
         """Step for ever, letting handlers run between steps.
@@ -145,7 +148,7 @@ class Scheduler:
         Waits for: a request, or the end of a pause. Unblocked by: submit, resume.
         """
         while True:
-            can_admit = self._waiting and not self._draining
+            can_admit = self._waiting and not self._num_holds
             if self._paused is not None or not (self._running or can_admit):
                 self._wake.clear()
                 await self._wake.wait()
@@ -155,7 +158,7 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit what fits, then one forward pass."""
-        while self._waiting and not self._draining and self._admit(self._waiting[0]):
+        while self._waiting and not self._num_holds and self._admit(self._waiting[0]):
             self._waiting.popleft()
         self._steps.step()
         if not self._running:

@@ -36,6 +36,25 @@ class KVCache:
             for layer, tensor in enumerate(columns):
                 columns[layer] = torch.nn.functional.pad(tensor, (0, 0, 0, extra))
 
+    @property
+    def is_released(self) -> bool:
+        """Whether there is no memory for KV."""
+        return self.capacity == 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all keys and values."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def release(self) -> None:
+        """Free the memory of all rows."""
+        for columns in (self.keys, self.values):
+            columns[:] = [tensor[:, :, :0].clone() for tensor in columns]
+
+    def resume(self) -> None:
+        """Have memory again, for the shortest contexts at first."""
+        self.reserve(0)
+
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first columns of one row to another."""
         for columns in (self.keys, self.values):

@@ -1,9 +1,10 @@
-"""Takes new weights into a served model: checks everything first, then changes everything."""
+"""The weights of a served model: new ones are checked and copied aside, then exchanged all at once."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,47 +16,110 @@ from agentrl.engine.request import BadRequestError
 from agentrl.inference.checksum import tensor_checksum
 
 
+@dataclass(frozen=True, slots=True)
+class StagedWeights:
+    """Checked weights in memory of the engine's own, in its dtype and on its device, not yet served.
+
+    `num_bytes` is their size as they came; `digests` holds what is known of their checksums.
+
+    Example: ``StagedWeights({"model.norm.weight": tensor}, 256)``.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    num_bytes: int = 0
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def with_more(self, more: StagedWeights) -> StagedWeights:
+        """Both together; where both have a tensor, `more` has the newer one."""
+        digests = {name: digest for name, digest in self.digests.items() if name not in more.tensors}
+        return StagedWeights(self.tensors | more.tensors, self.num_bytes + more.num_bytes, digests | more.digests)
+
+    def with_digests(self) -> StagedWeights:
+        """The same with all checksums, so that the pause need not compute them."""
+        digests = {name: tensor_checksum(tensor) for name, tensor in self.tensors.items()}
+        return StagedWeights(self.tensors, self.num_bytes, digests)
+
+
 class WeightStore:
     """The tensors of a served model by their names on disk.
 
-    A load that names an unknown tensor, lacks one or has one of the wrong shape changes nothing. Tied
-    tensors may be given once.
+    Staging that names an unknown tensor, lacks one or has one of the wrong shape is refused. It touches
+    nothing that is served, so it may run in a thread while tokens are drawn. A swap only exchanges
+    pointers; tensors that are served are never written to, which is why their checksums can be kept.
+    Tied tensors may be given once.
     """
 
     def __init__(self, network: PreTrainedModel) -> None:
-        self._tensors = network.state_dict()
+        self._served: dict[str, torch.Tensor] = network.state_dict(keep_vars=True)
+        self._shapes = {name: tensor.shape for name, tensor in self._served.items()}
+        self._digests: dict[str, str] = {}
+        self._missing: set[str] = set()
         owners: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
-        for name, tensor in self._tensors.items():
+        for name, tensor in self._served.items():
             owner = owners.setdefault(tensor.data_ptr(), name)
             if owner != name:
                 self._aliases[name] = owner
 
-    def load_folder(self, folder: Path) -> int:
-        """Take all weights from a folder of safetensors; returns their bytes. Raises BadRequestError."""
+    @property
+    def missing(self) -> set[str]:
+        """Tensors that were released and not brought back yet."""
+        return self._missing
+
+    def stage_folder(self, folder: Path) -> StagedWeights:
+        """Read all weights from a folder of safetensors. Raises BadRequestError."""
         tensors = read_folder(folder)
         given = {self._aliases.get(name, name) for name in tensors}
-        missing = [name for name in self._tensors if name not in self._aliases and name not in given]
+        missing = [name for name in self._served if name not in self._aliases and name not in given]
         if missing:
             raise BadRequestError(f"{folder} lacks {len(missing)} tensors, such as {missing[0]}")
-        return self.load(tensors)
+        return self.stage(tensors)
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Take some weights; returns their bytes. Raises BadRequestError."""
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> StagedWeights:
+        """Check and copy some weights. Raises BadRequestError."""
+        self.check({name: tensor.shape for name, tensor in tensors.items()})
+        copies: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            if name not in self._tensors:
+            served = self._served[name]
+            copies[self._aliases.get(name, name)] = torch.empty(
+                tensor.shape, dtype=served.dtype, device=served.device
+            ).copy_(tensor)
+        if any(tensor.is_cuda for tensor in copies.values()):
+            torch.cuda.synchronize()
+        return StagedWeights(copies, sum(tensor.nbytes for tensor in tensors.values()))
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Whether the model has these tensors. Raises BadRequestError."""
+        for name, shape in shapes.items():
+            if name not in self._shapes:
                 raise BadRequestError(f"the model has no tensor {name}")
-            if tensor.shape != self._tensors[name].shape:
-                shapes = f"{tuple(tensor.shape)}, the model's is {tuple(self._tensors[name].shape)}"
-                raise BadRequestError(f"tensor {name} has shape {shapes}")
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                self._tensors[name].copy_(tensor)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            if tuple(shape) != tuple(self._shapes[name]):
+                raise BadRequestError(
+                    f"tensor {name} has shape {tuple(shape)}, the model's is {tuple(self._shapes[name])}"
+                )
+
+    def swap(self, staged: StagedWeights) -> None:
+        """Serve staged weights from now on."""
+        for name, tensor in staged.tensors.items():
+            self._served[name].data = tensor
+            self._digests.pop(name, None)
+        self._digests |= staged.digests
+        self._missing -= staged.tensors.keys()
+
+    def release(self) -> None:
+        """Give up the memory of all weights; each must be brought back by a swap."""
+        for name, tensor in self._served.items():
+            tensor.data = tensor.data.new_empty(0)
+            if name not in self._aliases:
+                self._missing.add(name)
+        self._digests.clear()
 
     def checksums(self) -> dict[str, str]:
-        """Digest of each tensor as it is served; tied tensors appear once."""
-        return {name: tensor_checksum(tensor) for name, tensor in self._tensors.items() if name not in self._aliases}
+        """Digest of each tensor as it is served; tied tensors appear once, released ones never."""
+        for name, tensor in self._served.items():
+            if name not in self._aliases and name not in self._missing and name not in self._digests:
+                self._digests[name] = tensor_checksum(tensor)
+        return dict(self._digests)
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:

@@ -38,6 +38,7 @@ class _Entry:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    item_bytes: int
 
 
 def plan_buckets(folder: Path, bucket_bytes: int) -> list[Bucket]:
@@ -81,10 +82,12 @@ def _entries(folder: Path) -> list[_Entry]:
 
 def _entry(name: str, piece: Any) -> _Entry:
     kind, shape = piece.get_dtype(), tuple(piece.get_shape())
-    return _Entry(name, _DTYPES[kind], shape, math.prod(shape) * _ITEM_BYTES[kind])
+    return _Entry(name, _DTYPES[kind], shape, math.prod(shape) * _ITEM_BYTES[kind], _ITEM_BYTES[kind])
 
 
 def _bucket(entries: list[_Entry]) -> Bucket:
+    # Flattened, a tensor can be viewed in place only if it starts at a multiple of its values' size.
+    entries = sorted(entries, key=lambda entry: -entry.item_bytes)
     return Bucket(
         tuple(e.name for e in entries),
         tuple(e.dtype for e in entries),

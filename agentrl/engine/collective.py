@@ -1,0 +1,109 @@
+"""The engine's side of broadcasts: groups by name, received from in threads and with a deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from agentrl.engine.request import BadRequestError
+from agentrl.engine.threads import run_in_thread
+from agentrl.weights.group import WeightGroup, join_group, leave_group, receive
+
+
+class WeightGroups:
+    """Groups that weights come through.
+
+    Invariant: a group that failed once is left, since its two ends may be out of step.
+    """
+
+    def __init__(self, collective_s: float) -> None:
+        self._collective_s = collective_s
+        self._groups: dict[str, WeightGroup | None] = {}
+
+    async def join(self, body: dict[str, Any]) -> str:
+        """Become a member; returns the group's name.
+
+        Waits for: the other members. Unblocked by: their arrival, or the deadline.
+
+        Raises:
+            BadRequestError: incomplete request, a name in use, or members that do not come.
+        """
+        address, name, backend = (_field(body, key, str) for key in ("master_address", "group_name", "backend"))
+        port, rank, world_size = (_field(body, key, int) for key in ("master_port", "rank_offset", "world_size"))
+        if backend not in ("gloo", "nccl") or (backend == "nccl" and not torch.cuda.is_available()):
+            raise BadRequestError(f"backend {backend!r} is not available here; use gloo, or nccl between GPUs")
+        if not 0 < rank < world_size:
+            raise BadRequestError(
+                f"rank_offset {rank} must be above 0, the sender's, and below world_size {world_size}"
+            )
+        if name in self._groups:
+            raise BadRequestError(f"group {name} exists already; destroy it first")
+        self._groups[name] = None
+
+        def meet() -> WeightGroup:
+            return join_group(address, port, world_size, rank, name, backend, self._collective_s)
+
+        try:
+            group = await run_in_thread(f"join-{name}", meet)
+        except (RuntimeError, ValueError, OSError) as error:
+            del self._groups[name]
+            raise BadRequestError(f"group {name} did not form at {address}:{port}: {error}") from error
+        self._groups[name] = group
+        return name
+
+    async def receive(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Fill tensors from the group's sender.
+
+        Waits for: the sender, in a thread. Unblocked by: its bytes, its end, the deadline, or `leave`.
+
+        Raises:
+            BadRequestError: no such group, or it failed; it is left then.
+        """
+        group = self._groups.get(name)
+        if group is None:
+            raise BadRequestError(f"no group {name}; call init_weights_update_group first")
+
+        def fill() -> None:
+            receive(tensors, group, self._collective_s, lambda: self._groups.get(name) is not group)
+
+        try:
+            await run_in_thread(f"receive-{name}", fill)
+        except (RuntimeError, TimeoutError) as error:
+            self.drop(name)
+            raise BadRequestError(f"group {name} failed and was left: {error}") from error
+
+    def device(self, name: str) -> torch.device:
+        """Where the group's tensors must be. Raises BadRequestError."""
+        group = self._groups.get(name)
+        if group is None:
+            raise BadRequestError(f"no group {name}; call init_weights_update_group first")
+        return group.device
+
+    def leave(self, body: dict[str, Any]) -> str:
+        """Leave a group, which ends what waits for it; returns its name. Raises BadRequestError."""
+        name = _field(body, "group_name", str)
+        if self._groups.get(name) is None:
+            raise BadRequestError(f"no group {name} to destroy")
+        self.drop(name)
+        return name
+
+    def drop(self, name: str) -> None:
+        """Leave a group if there is one, without waiting for its last operation."""
+        group = self._groups.pop(name, None)
+        if group is not None:
+            _leave_in_background(group)
+
+
+def _leave_in_background(group: WeightGroup) -> None:
+    """Leaving waits for the operation under way, whose own time limit ends it."""
+    threading.Thread(target=leave_group, args=(group,), name=f"leave-{group.name}", daemon=True).start()
+
+
+def _field(body: dict[str, Any], key: str, kind: type) -> Any:
+    value = body.get(key)
+    if type(value) is not kind:
+        raise BadRequestError(f"{key} must be given, as {kind.__name__}")
+    return value

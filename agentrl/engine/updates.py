@@ -1,0 +1,199 @@
+"""Routes that bring new weights: staged beside the served ones, then exchanged between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from agentrl.engine.broadcasts import read_broadcast
+from agentrl.engine.collective import WeightGroups
+from agentrl.engine.request import BadRequestError
+from agentrl.engine.scheduler import Scheduler
+from agentrl.engine.staging import PreparedWeights, UpdateSession, folder_stamp
+from agentrl.engine.threads import run_in_thread
+from agentrl.engine.unpickler import load_bucket, load_named_tensors
+from agentrl.engine.weights import StagedWeights, WeightStore
+
+Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+class UpdateRoutes:
+    """Weight updates. Nothing is served before all of it was checked.
+
+    Tensors and broadcasts need an open session, as on the real server. Unlike there, their buckets are
+    served together, with the one that names the version or else at the session's end; a session with a
+    bucket that failed serves nothing, nor does one that ends with ``discard``. Two calls are our own:
+    ``/stage_weights`` reads weights, from a folder or from tensors, while tokens are drawn, and
+    ``/swap_weights`` serves what was staged under a version; an update from the same folder does too.
+    """
+
+    def __init__(self, scheduler: Scheduler, store: WeightStore, collective_s: float) -> None:
+        self._scheduler, self._store = scheduler, store
+        self._groups = WeightGroups(collective_s)
+        self._session: UpdateSession | None = None
+        self._prepared: PreparedWeights | None = None
+
+    def routes(self) -> dict[str, Handler]:
+        """POST routes by path; each takes the JSON body."""
+        return {
+            "/begin_weight_update": self._begin,
+            "/end_weight_update": self._end,
+            "/update_weights_from_disk": self._from_disk,
+            "/update_weights_from_tensor": self._from_tensor,
+            "/update_weights_from_distributed": self._from_distributed,
+            "/init_weights_update_group": self._join,
+            "/destroy_weights_update_group": self._leave,
+            "/stage_weights": self._stage,
+            "/swap_weights": self._swap,
+            "/update_weight_version": self._relabel,
+            "/weights_checker": self._check,
+        }
+
+    async def _begin(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self._session is not None:
+            raise BadRequestError("a weight update is open already; end it first")
+        self._session = UpdateSession()
+        await self._scheduler.wait_until_still()
+        return {"status": "ok", "message": "Weight update begun."}
+
+    async def _end(self, body: dict[str, Any]) -> dict[str, Any]:
+        session = self._session
+        if session is None:
+            raise BadRequestError("no weight update is open; begin one first")
+        self._session = None
+        staged = session.take()
+        if staged.tensors and not body.get("discard"):
+            await self._serve(staged, None, session.flushes)
+        return {"status": "ok", "message": "Weight update ended."}
+
+    async def _from_disk(self, body: dict[str, Any]) -> dict[str, Any]:
+        folder = _text(body, "model_path")
+        with self._scheduler.held_queue():
+            prepared = self._prepared
+            stamp = await run_in_thread("stamp", lambda: folder_stamp(Path(folder)))
+            if prepared is not None and prepared.is_of(_version(body), stamp):
+                staged = prepared.weights
+            else:
+                staged = await run_in_thread("read-weights", lambda: self._store.stage_folder(Path(folder)))
+            return await self._serve(staged, _version(body), body.get("flush_cache", True))
+
+    async def _from_tensor(self, body: dict[str, Any]) -> dict[str, Any]:
+        session = self._open_session("update_weights_from_tensor")
+        read = _tensor_reader(body)
+        return await self._add(session, body, lambda: run_in_thread("read-tensors", lambda: self._store.stage(read())))
+
+    async def _from_distributed(self, body: dict[str, Any]) -> dict[str, Any]:
+        session = self._open_session("update_weights_from_distributed")
+        return await self._add(session, body, lambda: read_broadcast(body, self._groups, self._store))
+
+    async def _join(self, body: dict[str, Any]) -> dict[str, Any]:
+        name = await self._groups.join(body)
+        return {"success": True, "message": f"Group {name} formed."}
+
+    async def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"success": True, "message": f"Group {self._groups.leave(body)} destroyed."}
+
+    async def _stage(self, body: dict[str, Any]) -> dict[str, Any]:
+        version = _text(body, "weight_version")
+        if "model_path" in body:
+            folder = Path(_text(body, "model_path"))
+            stamp = await run_in_thread("stamp", lambda: folder_stamp(folder))
+            staged = await run_in_thread("stage", lambda: self._store.stage_folder(folder).with_digests())
+            self._prepared = PreparedWeights(version, stamp, staged)
+        else:
+            read = _tensor_reader(body)
+            staged = await run_in_thread("stage", lambda: self._store.stage(read()).with_digests())
+            before = self._prepared
+            if before is not None and before.is_of(version, None):
+                staged = before.weights.with_more(staged)
+            self._prepared = PreparedWeights(version, None, staged)
+        return {"success": True, "message": f"Weights of version {version} staged.", "num_bytes": staged.num_bytes}
+
+    async def _swap(self, body: dict[str, Any]) -> dict[str, Any]:
+        version = _text(body, "weight_version")
+        if self._prepared is None or self._prepared.version != version:
+            raise BadRequestError(f"nothing is staged as version {version}; call stage_weights first")
+        return await self._serve(self._prepared.weights, version, body.get("flush_cache", True))
+
+    async def _relabel(self, body: dict[str, Any]) -> dict[str, Any]:
+        version = body.get("new_version")
+        if not isinstance(version, str):
+            raise BadRequestError("update_weight_version needs new_version, a string")
+        if body.get("abort_all_requests", True):
+            self._scheduler.abort(None)
+        self._scheduler.relabel(version)
+        return {"success": True, "message": f"Weight version updated to {version}.", "new_version": version}
+
+    async def _check(self, body: dict[str, Any]) -> dict[str, Any]:
+        if body.get("action") != "checksum":
+            raise BadRequestError("weights_checker serves the action 'checksum' only")
+        return {"success": True, "checksums": self._store.checksums(), "weight_version": self._scheduler.version}
+
+    def _open_session(self, call: str) -> UpdateSession:
+        if self._session is None:
+            raise BadRequestError(f"{call} must run between begin_weight_update() and end_weight_update()")
+        return self._session
+
+    async def _add(
+        self, session: UpdateSession, body: dict[str, Any], read: Callable[[], Awaitable[StagedWeights]]
+    ) -> dict[str, Any]:
+        """Take a bucket into a session, and serve all of them if it names a version."""
+        flushes, version = bool(body.get("flush_cache", True)), _version(body)
+        async with session.lock:
+            with session.receiving():
+                staged = await read()
+                self._check_flush(flushes)
+            if self._session is not session:
+                raise BadRequestError("the weight update ended before this bucket had come; it is not served")
+            session.add(staged, flushes)
+            if version is None:
+                return self._answer(staged.num_bytes)
+            return await self._serve(session.take(), version, session.flushes)
+
+    async def _serve(self, staged: StagedWeights, version: str | None, flushes: bool) -> dict[str, Any]:
+        """Exchange while nothing runs; flush first, so that a refusal leaves the engine as it was."""
+        await self._scheduler.wait_until_still()
+        self._check_flush(flushes)
+        if flushes:
+            self._scheduler.flush()
+        self._store.swap(staged)
+        self._scheduler.loaded(version)
+        self._prepared = None
+        return self._answer(staged.num_bytes)
+
+    def _check_flush(self, flushes: bool) -> None:
+        if flushes and self._scheduler.pause_mode is not None and self._scheduler.num_running:
+            num_frozen = self._scheduler.num_running
+            raise BadRequestError(f"{num_frozen} frozen requests hold KV; send flush_cache=false or pause by retract")
+
+    def _answer(self, num_bytes: int) -> dict[str, Any]:
+        return {
+            "success": True,
+            "message": f"Succeeded to update model weights. Weight version updated to {self._scheduler.version}.",
+            "num_paused_requests": self._scheduler.num_running,
+            "num_bytes": num_bytes,
+        }
+
+
+def _tensor_reader(body: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    payloads = body.get("serialized_named_tensors")
+    if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], str):
+        raise BadRequestError("serialized_named_tensors must be a list of one base64 string")
+    layout = body.get("load_format")
+    if layout not in (None, "direct", "flattened_bucket"):
+        raise BadRequestError(f"load_format {layout!r} is not served; use null or 'flattened_bucket'")
+    load = load_bucket if layout == "flattened_bucket" else load_named_tensors
+    return lambda: load(payloads[0])
+
+
+def _version(body: dict[str, Any]) -> str | None:
+    version = body.get("weight_version")
+    return None if version is None else str(version)
+
+
+def _text(body: dict[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str):
+        raise BadRequestError(f"{key} must be given, a string")
+    return value
