@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import numpy as np
 import orjson
 
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens, RoutedExperts
 from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
 
 
@@ -32,6 +33,9 @@ def generation_body(request: GenerationRequest) -> bytes:
     }
     if request.sampling.truncates:
         body["return_sampling_mask"] = True
+    if request.sampling.routing is not None:
+        body["return_routed_experts"] = True
+        body["routed_experts_start_len"] = request.routed_start
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -64,6 +68,7 @@ def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
             finish=finish,
             kept_tokens=kept,
             cached_tokens=int(meta.get("cached_tokens", 0)),
+            routed_experts=_parse_routing(meta, request, len(token_ids)),
         )
         _check_alignment(generation)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -76,6 +81,23 @@ def _parse_spans(meta: dict[str, Any], key: str, num_tokens: int) -> tuple[Versi
     if key not in meta:
         return (VersionSpan(PolicyVersion.parse(meta["weight_version"]), 0, num_tokens),)
     return tuple(VersionSpan(PolicyVersion.parse(s["version"]), s["start"], s["end"]) for s in meta[key])
+
+
+def _parse_routing(meta: dict[str, Any], request: GenerationRequest, num_tokens: int) -> RoutedExperts | None:
+    """The experts of positions from `routed_start` to the one before the last sampled token."""
+    shape = request.sampling.routing
+    if shape is None:
+        return None
+    if meta.get("routed_experts") is None:
+        raise ValueError(
+            "the engine reports no routed_experts; start it with --enable-return-routed-experts and a model of "
+            "experts, or set rollout.sampling.routed_experts=false"
+        )
+    ids = np.frombuffer(base64.b64decode(meta["routed_experts"], validate=True), "<i4")
+    rows = len(request.prompt_ids) + num_tokens - 1 - request.routed_start
+    if len(ids) != rows * shape[0] * shape[1]:
+        raise ValueError(f"{len(ids)} routed experts for {rows} positions of {shape[0]} layers of {shape[1]}")
+    return RoutedExperts.narrow(request.routed_start, ids.reshape(rows, *shape))
 
 
 def _check_alignment(generation: Generation) -> None:

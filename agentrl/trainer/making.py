@@ -7,7 +7,15 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
@@ -37,6 +45,39 @@ def make_model(shape: ModelShape, folder: Path, seed: int) -> int:
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
     model = Qwen3ForCausalLM(config)
+    disable_progress_bar()
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def make_expert_model(shape: ModelShape, folder: Path, seed: int, experts: int, chosen: int) -> int:
+    """Write a Qwen3-MoE model of random weights beside the tokenizer in `folder`; returns its parameters.
+
+    Every layer has `experts` experts that share the feed-forward size among the `chosen` that a token uses,
+    with weights that add up to 1.
+    """
+    tokenizer = FastTokenizer.load(folder)
+    torch.manual_seed(seed)
+    config = Qwen3MoeConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=shape.hidden_size,
+        moe_intermediate_size=shape.feed_forward_size // chosen,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads // 2,
+        head_dim=shape.hidden_size // shape.heads,
+        num_experts=experts,
+        num_experts_per_tok=chosen,
+        norm_topk_prob=True,
+        max_position_embeddings=shape.context_tokens,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        initializer_range=shape.initializer_range,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    )
+    model = Qwen3MoeForCausalLM(config)
     disable_progress_bar()
     model.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())

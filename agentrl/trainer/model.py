@@ -16,6 +16,7 @@ from agentrl.algorithms.logprobs import chunked_logprobs
 from agentrl.trainer.attention import PACKED_ATTENTION
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.packing import MicroBatch
+from agentrl.trainer.routing import check_replayable, install_replay
 from agentrl.types.errors import ConfigError
 
 
@@ -30,9 +31,11 @@ class PolicyModel(torch.nn.Module):
         super().__init__()
         self.network = network
         self._chunk_tokens = chunk_tokens
+        self._num_replays = install_replay(network)
 
     def forward(self, batch: MicroBatch, temperature: float) -> torch.Tensor:
-        """logprobs_S of the batch's targets."""
+        """logprobs_S of the batch's targets. Raises TrainerError if recorded experts cannot be replayed."""
+        check_replayable(self.network, self._num_replays, batch.layout)
         output = self.network.base_model(
             input_ids=batch.input_ids_T[None],
             position_ids=batch.position_ids_T[None],
@@ -61,6 +64,8 @@ def load_policy(model: Path, config: TrainerConfig) -> PolicyModel:
         model, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
     ).to(config.device)
     network.train()
+    if config.activation_checkpointing:
+        network.gradient_checkpointing_enable({"use_reentrant": False})
     policy = PolicyModel(network, config.logprob_chunk_tokens)
     mesh = init_device_mesh(config.device, (dist.get_world_size(),))
     compute = getattr(torch, config.dtype)

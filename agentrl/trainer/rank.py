@@ -16,6 +16,7 @@ from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.gap import no_replay_gap
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.selection import select_sequences
@@ -82,7 +83,9 @@ class TrainerRank:
         metrics = {}
         if sequences:
             temperature = self._spec.temperature
-            metrics = run_step(
+            if self._reports_gap:
+                metrics = no_replay_gap(self._policy, sequences, self._config, temperature)
+            metrics |= run_step(
                 self._policy, self._optimizer, sequences, self._algorithm, self._config, temperature, self._is_unproven
             )
             self._is_unproven = metrics["trainer/fresh_tokens"] == 0
@@ -91,6 +94,11 @@ class TrainerRank:
         metrics["trainer/tokens_per_s"] = sum(len(s.token_ids) for s in sequences) / seconds
         self._version = self._version.next()
         return StepReport(self._version, metrics)
+
+    @property
+    def _reports_gap(self) -> bool:
+        interval = self._config.gap_report_interval_steps
+        return interval > 0 and self._version.step % interval == 0
 
     def supervised_step(self, sequences: list[TokenSequence], lr_scale: float) -> float:
         """One step of maximum likelihood; returns the loss before it, in nats over all tokens."""

@@ -49,6 +49,7 @@ def _sequence(trained: TrainTrajectory, scale: np.ndarray, advantage: float) -> 
         turns=trajectory.turns[selected],
         staleness=trained.staleness[selected],
         kept_tokens=_select_kept(trajectory.kept_tokens, trajectory.sampled, trained.loss_mask),
+        routed_experts=None if trajectory.routed_experts is None else trajectory.routed_experts[:last],
     )
 
 
