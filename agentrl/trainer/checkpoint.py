@@ -23,11 +23,12 @@ from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import StorageError
 from agentrl.types.version import PolicyVersion
+from agentrl.weights.experts import join_experts, split_experts
 
 _WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer-{}.pt"
 _OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_UNREADABLE = (OSError, EOFError, RuntimeError, SafetensorError, pickle.UnpicklingError)
+_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, SafetensorError, pickle.UnpicklingError)
 
 
 def stage_weights(
@@ -40,7 +41,7 @@ def stage_weights(
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    weights = full_weights(policy)
+    weights = split_experts(full_weights(policy))
     manifest = WeightsManifest(name, version, str(folder), {}, 0)
     if dist.get_rank() == 0:
         staging = folder.with_name(folder.name + ".staging")
@@ -78,7 +79,7 @@ def save_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) 
 def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) -> None:
     """Take weights and optimizer state from a checkpoint, whatever the number of ranks that wrote it."""
     try:
-        weights = load_file(folder / _WEIGHTS)
+        weights = join_experts(load_file(folder / _WEIGHTS))
         states = [torch.load(folder / _OPTIMIZER.format(n), weights_only=True) for n in range(len(optimizer.parts))]
     except _UNREADABLE as error:
         raise StorageError(f"checkpoint {folder} cannot be read: {error}") from error
