@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -64,13 +66,14 @@ def load_policy(model: Path, config: TrainerConfig) -> PolicyModel:
         model, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
     ).to(config.device)
     network.train()
-    if config.activation_checkpointing:
-        network.gradient_checkpointing_enable({"use_reentrant": False})
     policy = PolicyModel(network, config.logprob_chunk_tokens)
     mesh = init_device_mesh(config.device, (dist.get_world_size(),))
     compute = getattr(torch, config.dtype)
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for block in _blocks(network):
+        if config.activation_checkpointing:
+            # Inside the hooks of the sharding, so that weights are gathered once for computing again and backward.
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         fully_shard(block, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
     return policy

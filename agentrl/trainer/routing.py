@@ -18,14 +18,8 @@ from transformers import PreTrainedModel
 from agentrl.trainer.packing import PackedLayout
 from agentrl.types.errors import TrainerError
 
-# Routers that take the softmax over all experts and then the top k of it; True where the class always
-# normalises the k weights to 1, False where its own `norm_topk_prob` says whether it does.
-_ROUTERS = {
-    "Qwen2MoeTopKRouter": False,
-    "Qwen3MoeTopKRouter": False,
-    "OlmoeTopKRouter": False,
-    "MixtralTopKRouter": True,
-}
+# Routers that take the softmax over all experts, then the top k of it, normalised if `norm_topk_prob` says so.
+_ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter")
 
 
 class RouterReplay:
@@ -35,10 +29,8 @@ class RouterReplay:
     that is computed again for its gradient finds the record of the micro-batch that it belongs to.
     """
 
-    def __init__(self, layer: int, router: torch.nn.Module) -> None:
-        self._layer = layer
-        always = _ROUTERS[type(router).__name__]
-        self._normalises = always or bool(router.norm_topk_prob)
+    def __init__(self, layer: int, is_normalised: bool) -> None:
+        self._layer, self._is_normalised = layer, is_normalised
         self._experts_TK: torch.Tensor | None = None
 
     def attach(self, attention: torch.nn.Module, router: torch.nn.Module) -> None:
@@ -60,7 +52,7 @@ class RouterReplay:
             raise ValueError(f"recorded experts of layer {self._layer} have shape {shapes}")
         ids_TK = torch.where(self._experts_TK >= 0, self._experts_TK, live_TK)
         chosen_TK = torch.softmax(logits_TE, -1, dtype=torch.float).gather(1, ids_TK)
-        if self._normalises:
+        if self._is_normalised:
             chosen_TK = chosen_TK / chosen_TK.sum(-1, keepdim=True)
         return logits_TE, chosen_TK.to(weights_TK.dtype), ids_TK
 
@@ -75,7 +67,7 @@ def install_replay(network: PreTrainedModel) -> int:
         routers = [module for module in layer.modules() if type(module).__name__ in _ROUTERS]
         if routers:
             (router,) = routers
-            RouterReplay(number, router).attach(layer.self_attn, router)
+            RouterReplay(number, bool(router.norm_topk_prob)).attach(layer.self_attn, router)
             count += 1
     return count
 
