@@ -49,6 +49,18 @@ class OptimizerConfig(ConfigModel):
     """Gradients of a larger norm are scaled down to it; counted as ``trainer/grad_norm``."""
 
 
+class LoraConfig(ConfigModel):
+    """Low-rank adapters: only they train and travel to the engines, the base model stays as it is."""
+
+    rank: Annotated[int, Field(gt=0)] = 16
+    """Inner size of each adapter; more for lessons further from the base, at most the engine's largest."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Adapters count alpha / rank times; change it together with rank to keep the learning rate's meaning."""
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Names of the linear layers of each block that get one; add gate_proj, up_proj and down_proj of dense
+    models for about three times the parameters."""
+
+
 class TrainerDeadlines(ConfigModel):
     """How long the ranks of a trainer may take."""
 
@@ -78,6 +90,9 @@ class TrainerConfig(ConfigModel):
     about a third more time. Switch it on when lowering micro_batch_tokens is not enough."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of the whole model, for a fraction of the optimizer's memory and of what each
+    publish sends; none trains every weight."""
     max_gap_nats: Annotated[float, Field(gt=0)] = 1e-3
     """Largest difference of trainer and engine log-probabilities of fresh tokens at the first step; a
     larger one stops the run. 1e-3 for float32 on both sides, about 0.5 for a bfloat16 engine."""

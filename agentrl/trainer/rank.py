@@ -14,6 +14,7 @@ import torch.distributed as dist
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
+from agentrl.trainer.adapter import ADAPTER_FOLDER, stage_adapter
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.gap import no_replay_gap
@@ -109,15 +110,21 @@ class TrainerRank:
         return run_supervised(self._policy, None, sequences, self._config, 0.0)
 
     def stage(self, version: PolicyVersion, folder: str) -> WeightsManifest:
-        """Write the current weights where engines can read them."""
+        """Write the current weights, or with LoRA the adapters alone, where engines can read them."""
         if version != self._version:
             raise ValueError(f"asked to stage version {version}, the trainer is at {self._version}")
-        return stage_weights(self._policy, Path(self._spec.model), self._spec.policy, version, Path(folder))
+        what = self._policy, Path(self._spec.model), self._spec.policy, version
+        if self._config.lora is not None:
+            return stage_adapter(*what, self._config.lora, Path(folder))
+        return stage_weights(*what, Path(folder))
 
     def save(self, folder: str) -> None:
-        """Write weights and optimizer."""
+        """Write weights, merged with their adapters if there are any, and all that training goes on from."""
         path = Path(folder)
-        stage_weights(self._policy, Path(self._spec.model), self._spec.policy, self._version, path)
+        what = self._policy, Path(self._spec.model), self._spec.policy, self._version
+        stage_weights(*what, path)
+        if self._config.lora is not None:
+            stage_adapter(*what, self._config.lora, path / ADAPTER_FOLDER)
         save_checkpoint(self._policy, self._optimizer, path)
 
     def restore(self, folder: str) -> None:

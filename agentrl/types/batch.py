@@ -7,6 +7,7 @@ Dimension suffixes, used for tensors everywhere: T tokens packed one behind the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -75,7 +76,8 @@ class StepReport:
 class WeightsManifest:
     """Weights of one version, staged where engines can read them.
 
-    `checksums` maps the engine's tensor names to digests, so that a receipt can be compared.
+    `checksums` maps the engine's tensor names to digests, so that a receipt can be compared. `kind` says
+    whether the folder holds a whole model or only an adapter (PEFT's files and names) on the first one.
     """
 
     policy: str
@@ -83,6 +85,7 @@ class WeightsManifest:
     path: str
     checksums: dict[str, str]
     num_bytes: int
+    kind: Literal["full", "adapter"] = "full"
 
 
 @dataclass(frozen=True, slots=True)
