@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import numpy as np
 import orjson
 
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens, RoutedExperts
 from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
 
 
@@ -36,6 +37,9 @@ def generation_body(request: GenerationRequest, cache_name: str | None = None, a
         body["extra_key"] = cache_name
     if adapter is not None:
         body["lora_path"] = adapter
+    if request.sampling.routing is not None:
+        body["return_routed_experts"] = True
+        body["routed_experts_start_len"] = request.routed_start
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -68,6 +72,7 @@ def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
             finish=finish,
             kept_tokens=kept,
             cached_tokens=int(meta.get("cached_tokens", 0)),
+            routed_experts=_parse_routing(meta, request, len(token_ids)),
         )
         _check_alignment(generation)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -99,6 +104,23 @@ def frozen_kv(versions: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
     if not versions:
         return versions
     return (VersionSpan(min(span.version for span in versions), 0, versions[-1].end),)
+
+
+def _parse_routing(meta: dict[str, Any], request: GenerationRequest, num_tokens: int) -> RoutedExperts | None:
+    """The experts of positions from `routed_start` to the one before the last sampled token."""
+    shape = request.sampling.routing
+    if shape is None:
+        return None
+    if meta.get("routed_experts") is None:
+        raise ValueError(
+            "the engine reports no routed_experts; start it with --enable-return-routed-experts and a model of "
+            "experts, or set rollout.sampling.routed_experts=false"
+        )
+    ids = np.frombuffer(base64.b64decode(meta["routed_experts"], validate=True), "<i4")
+    rows = len(request.prompt_ids) + num_tokens - 1 - request.routed_start
+    if len(ids) != rows * shape[0] * shape[1]:
+        raise ValueError(f"{len(ids)} routed experts for {rows} positions of {shape[0]} layers of {shape[1]}")
+    return RoutedExperts.narrow(request.routed_start, ids.reshape(rows, *shape))
 
 
 def _check_alignment(generation: Generation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,32 @@ def build_runner(
     """A runner of the run's environment and scaffold over an engine or a router of engines."""
     policy = next(iter(config.policies))
     serving: Engine = engine
+    sampling = config.rollout.sampling
+    routing = routing_of(config.policies[policy].model) if sampling.routed_experts else None
     return EpisodeRunner(
-        player=Player(policy, serving, chat, config.rollout.sampling.build()),
+        player=Player(policy, serving, chat, sampling.build(routing)),
         scaffold=build_scaffold(config.scaffold),
         environments=environments,
         scorer=Verifier(config.rollout.limits.tool_s),
         journal=journal,
         limits=config.rollout.limits.build(),
     )
+
+
+def routing_of(model: Path) -> tuple[int, int]:
+    """Layers of a model folder and the experts that each token uses in one of them.
+
+    Raises:
+        ConfigError: the model has no experts, or cannot be read.
+    """
+    try:
+        settings = json.loads((model / "config.json").read_text())
+        return int(settings["num_hidden_layers"]), int(settings["num_experts_per_tok"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"rollout.sampling.routed_experts needs a model with experts; {model}/config.json does not describe "
+            f"one ({type(error).__name__}: {error})"
+        ) from error
 
 
 def task_sampler(config: RunConfig, split: Split) -> Callable[[int], Task]:

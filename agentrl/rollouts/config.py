@@ -20,6 +20,9 @@ class SamplingConfig(ConfigModel):
     """Keep only that many likeliest tokens; none keeps all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the likeliest tokens up to this probability; below 1 it needs top_k."""
+    routed_experts: bool = False
+    """Record which experts each token used and train with the same ones (routing replay); for models with
+    experts only. SGLang needs the flag --enable-return-routed-experts."""
 
     @model_validator(mode="after")
     def _top_p_needs_top_k(self) -> SamplingConfig:
@@ -27,9 +30,9 @@ class SamplingConfig(ConfigModel):
             raise ValueError("top_p below 1 needs a finite top_k: engines report the kept set only then; set top_k")
         return self
 
-    def build(self) -> Sampling:
-        """The record that requests carry."""
-        return Sampling(self.temperature, self.top_k, self.top_p)
+    def build(self, routing: tuple[int, int] | None = None) -> Sampling:
+        """The record that requests carry; `routing` is (layers, experts per token) of the policy's model."""
+        return Sampling(self.temperature, self.top_k, self.top_p, routing if self.routed_experts else None)
 
 
 class LimitsConfig(ConfigModel):

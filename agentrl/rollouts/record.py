@@ -20,6 +20,8 @@ class EpisodeRecord:
         self.ticket = ticket
         self.agents = agents
         self._nodes: list[Node] = []
+        self._ends: list[int] = []
+        self._routed_ends: list[int] = []
         self._turns: list[Turn] = []
         self.stop_reason: StopReason | None = None
         self.failure: Failure | None = None
@@ -49,12 +51,20 @@ class EpisodeRecord:
             EpisodeError: the node breaks an alignment law (boundary contract).
         """
         if self._nodes and self._nodes[-1].is_open:
-            self._nodes.pop()
+            for column in (self._nodes, self._ends, self._routed_ends):
+                column.pop()
         node = Node(len(self._nodes), parent, agent, self.num_turns, token_ids, sample, is_open)
-        if (breach := node.check()) is not None:
+        known, end = self.routed_end(parent), len(token_ids) + (0 if parent is None else self._ends[parent])
+        if (breach := node.check() or node.check_routing(known, end)) is not None:
             raise EpisodeError(Boundary.CONTRACT, "node", f"{self.ticket.episode_id}: {breach}")
         self._nodes.append(node)
+        self._ends.append(end)
+        self._routed_ends.append(known if sample is None or sample.routed_experts is None else end - 1)
         return node
+
+    def routed_end(self, leaf: int | None) -> int:
+        """Where the record of routed experts ends on the path to a node: 0 without one."""
+        return 0 if leaf is None else self._routed_ends[leaf]
 
     def add_turn(self, agent: str, reply: Node, generation_s: float, aborts: int) -> Turn:
         """Close a reply as the next turn."""

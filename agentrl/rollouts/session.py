@@ -18,7 +18,7 @@ from agentrl.rollouts.record import EpisodeRecord
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Node, SampledColumns, Ticket
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens, Sampling
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens, RoutedExperts, Sampling
 from agentrl.types.message import Message, ToolSpec
 from agentrl.types.task import Limits
 from agentrl.types.version import append_spans
@@ -171,7 +171,14 @@ class Session:
             sampling=self._sampling,
             seed=int.from_bytes(seed, "little"),
             conversation=tuple(self._messages),
+            routed_start=self._routed_end(partial),
         )
+
+    def _routed_end(self, partial: Generation | None) -> int:
+        """The first position whose experts are not known: what is on record once is not asked for again."""
+        if partial is not None and partial.routed_experts is not None:
+            return partial.routed_experts.end
+        return self._record.routed_end(self._leaf)
 
     def _append(self, ids: np.ndarray) -> None:
         """Add tokens that the policy did not draw."""
@@ -181,7 +188,11 @@ class Session:
 
     def _add_reply(self, generation: Generation, is_open: bool) -> Node:
         sample = SampledColumns(
-            generation.logprobs, generation.versions, generation.kv_versions, generation.kept_tokens
+            logprobs=generation.logprobs,
+            versions=generation.versions,
+            kv_versions=generation.kv_versions,
+            kept_tokens=generation.kept_tokens,
+            routed_experts=generation.routed_experts,
         )
         return self._record.add_node(self._leaf, self._agent, generation.token_ids, sample, is_open)
 
@@ -202,6 +213,7 @@ class Session:
 def _join(first: Generation, second: Generation) -> Generation:
     """Two parts of one reply as one, with the end of the second."""
     kept = [part.kept_tokens for part in (first, second) if part.kept_tokens is not None]
+    routed = [part.routed_experts for part in (first, second) if part.routed_experts is not None]
     return Generation(
         token_ids=np.concatenate([first.token_ids, second.token_ids]),
         logprobs=np.concatenate([first.logprobs, second.logprobs]),
@@ -210,4 +222,12 @@ def _join(first: Generation, second: Generation) -> Generation:
         finish=second.finish,
         kept_tokens=KeptTokens.concatenate(kept) if kept else None,
         cached_tokens=first.cached_tokens,
+        routed_experts=_join_routing(routed),
     )
+
+
+def _join_routing(parts: list[RoutedExperts]) -> RoutedExperts | None:
+    try:
+        return RoutedExperts.concatenate(parts) if parts else None
+    except ValueError as error:
+        raise EpisodeError(Boundary.CONTRACT, "engine.answer", str(error)) from error

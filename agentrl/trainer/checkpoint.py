@@ -15,19 +15,22 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentrl.inference.checksum import checksum_key, tensor_checksum
-from agentrl.trainer.model import PolicyModel, full_weights
+from agentrl.trainer.adapter import ADAPTER_FOLDER, adapter_names, read_adapter
+from agentrl.trainer.lora import merge_adapters
+from agentrl.trainer.model import PolicyModel, assign_weights, full_weights
 from agentrl.trainer.optimizer import OptimizerSet
+from agentrl.trainer.staging import new_folder
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import StorageError
 from agentrl.types.version import PolicyVersion
+from agentrl.weights.experts import join_experts, split_experts
 
 _WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer-{}.pt"
 _OPTIONS = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_UNREADABLE = (OSError, EOFError, RuntimeError, SafetensorError, pickle.UnpicklingError)
+_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, SafetensorError, pickle.UnpicklingError)
 
 
 def stage_weights(
@@ -35,30 +38,21 @@ def stage_weights(
 ) -> WeightsManifest:
     """Write whole weights and what loads them to a new folder. All ranks must call; rank 0 writes.
 
-    The folder appears under its name only when it is complete.
+    Adapters are merged into the weights that they belong to. The folder appears under its name only when it is
+    complete.
 
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    weights = full_weights(policy)
-    manifest = WeightsManifest(name, version, str(folder), {}, 0)
-    if dist.get_rank() == 0:
-        staging = folder.with_name(folder.name + ".staging")
-        try:
-            shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir(parents=True)
-            save_file(weights, staging / _WEIGHTS, metadata={"format": "pt"})
-            policy.network.config.save_pretrained(staging)
-            _copy_companions(source, staging)
-            shutil.rmtree(folder, ignore_errors=True)
-            staging.rename(folder)
-        except (OSError, SafetensorError) as error:
-            message = f"weights {version} cannot be written to {folder}: {error}; free space, then resume the run"
-            raise StorageError(message) from error
-        num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
-        checksums = weight_checksums(weights)
-        manifest = WeightsManifest(name, version, str(folder), checksums, num_bytes)
-    return manifest
+    weights = split_experts(merge_adapters(policy.network, full_weights(policy)))
+    if dist.get_rank() != 0:
+        return WeightsManifest(name, version, str(folder), {}, 0)
+    with new_folder(folder, version) as staging:
+        save_file(weights, staging / _WEIGHTS, metadata={"format": "pt"})
+        policy.network.config.save_pretrained(staging)
+        _copy_companions(source, staging)
+    num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
+    return WeightsManifest(name, version, str(folder), weight_checksums(weights), num_bytes)
 
 
 def weight_checksums(weights: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -83,25 +77,27 @@ def save_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) 
 
 
 def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) -> None:
-    """Take weights and optimizer state from a checkpoint, whatever the number of ranks that wrote it."""
+    """Take weights and optimizer state from a checkpoint, whatever the number of ranks that wrote it.
+
+    Of a policy with adapters only these are taken; its base is the model that it was loaded from.
+
+    Raises:
+        StorageError: something cannot be read or belongs to another model; nothing has changed.
+    """
+    adapters = adapter_names(policy)
     try:
-        weights = load_file(folder / _WEIGHTS)
+        weights = read_adapter(folder / ADAPTER_FOLDER) if adapters else join_experts(load_file(folder / _WEIGHTS))
         states = [torch.load(folder / _OPTIMIZER.format(n), weights_only=True) for n in range(len(optimizer.parts))]
     except _UNREADABLE as error:
         raise StorageError(f"checkpoint {folder} cannot be read: {error}") from error
-    with torch.no_grad():
-        for name, parameter in policy.network.named_parameters():
-            parameter.copy_(_laid_out_like(weights[name].to(parameter.device), parameter))
+    shapes = {n: p.shape for n, p in policy.network.named_parameters() if not adapters or n in adapters}
+    if shapes != {name: tensor.shape for name, tensor in weights.items()}:
+        raise StorageError(f"checkpoint {folder} is of another model: names or shapes of its weights differ")
+    assign_weights(policy, weights)
     for part, state in zip(optimizer.parts, states, strict=True):
         part.state.clear()
         if state:
             set_optimizer_state_dict(policy, part, state, options=StateDictOptions(full_state_dict=True))
-
-
-def _laid_out_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    if not isinstance(parameter, DTensor):
-        return whole
-    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _copy_companions(source: Path, target: Path) -> None:

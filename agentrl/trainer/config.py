@@ -49,6 +49,27 @@ class OptimizerConfig(ConfigModel):
     """Gradients of a larger norm are scaled down to it; counted as ``trainer/grad_norm``."""
 
 
+class LoraConfig(ConfigModel):
+    """Low-rank adapters: only they train and travel to the engines, the base model stays as it is."""
+
+    rank: Annotated[int, Field(gt=0)] = 16
+    """Inner size of each adapter; more for lessons further from the base, at most the engine's largest."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Adapters count alpha / rank times; change it together with rank to keep the learning rate's meaning."""
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Names of the linear layers of each block that get one; add gate_proj, up_proj and down_proj of dense
+    models for about three times the parameters."""
+
+
+class TrainerDeadlines(ConfigModel):
+    """How long the ranks of a trainer may take."""
+
+    step_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds for one optimizer step, or for writing or reading weights, before the trainer counts as hung."""
+    start_s: Annotated[float, Field(gt=0)] = 180.0
+    """Seconds for the ranks to load model and optimizer."""
+
+
 class TrainerConfig(ConfigModel):
     """The trainer of a policy."""
 
@@ -64,12 +85,19 @@ class TrainerConfig(ConfigModel):
     """Tokens of one forward pass of a rank; lower it when memory runs out."""
     logprob_chunk_tokens: Annotated[int, Field(gt=0)] = 1024
     """Rows of logits that exist at once."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of each block for the backward pass and compute the rest again: far less memory for
+    about a third more time. Switch it on when lowering micro_batch_tokens is not enough."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of the whole model, for a fraction of the optimizer's memory and of what each
+    publish sends; none trains every weight."""
     max_gap_nats: Annotated[float, Field(gt=0)] = 1e-3
     """Largest difference of trainer and engine log-probabilities of fresh tokens at the first step; a
     larger one stops the run. 1e-3 for float32 on both sides, about 0.5 for a bfloat16 engine."""
-    step_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds for one optimizer step before the trainer counts as hung."""
-    start_s: Annotated[float, Field(gt=0)] = 180.0
-    """Seconds for the ranks to load model and optimizer."""
+    gap_report_interval_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps between reports of the difference that fresh tokens would have without routing replay and kept
+    sets (``trainer/fresh_gap_mean_no_replay_nats``); each costs one forward pass over them. 0 for never."""
+    deadlines: TrainerDeadlines = TrainerDeadlines()
+    """When a rank counts as hung."""

@@ -69,33 +69,35 @@ class TrainerHandle:
             environment = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
             ranks.append(await ChildProcess.start(name, argv, logs / f"{name}.log", environment))
         handle = cls(policy, config, ranks)
-        await handle._call("load", result=dict[str, int], deadline_s=config.start_s)
+        await handle._call("load", result=dict[str, int], deadline_s=config.deadlines.start_s)
         return handle
 
     async def step(self, batch: TrainBatch) -> StepReport:
         """One optimizer step. Raises TrainerError."""
-        return await self._call("step", batch, result=StepReport, deadline_s=self._config.step_s)
+        return await self._call("step", batch, result=StepReport, deadline_s=self._config.deadlines.step_s)
 
     async def supervised_step(self, sequences: list[TokenSequence], lr_scale: float) -> float:
         """One step of maximum likelihood. Raises TrainerError."""
-        return await self._call("supervised_step", sequences, lr_scale, result=float, deadline_s=self._config.step_s)
+        return await self._call(
+            "supervised_step", sequences, lr_scale, result=float, deadline_s=self._config.deadlines.step_s
+        )
 
     async def supervised_loss(self, sequences: list[TokenSequence]) -> float:
         """Negative log-likelihood in nats. Raises TrainerError."""
-        return await self._call("supervised_loss", sequences, result=float, deadline_s=self._config.step_s)
+        return await self._call("supervised_loss", sequences, result=float, deadline_s=self._config.deadlines.step_s)
 
     async def stage(self, version: PolicyVersion, folder: Path) -> WeightsManifest:
         """Write the current weights where engines can read them. Raises TrainerError or StorageError."""
-        deadline_s = self._config.step_s
+        deadline_s = self._config.deadlines.step_s
         return await self._call("stage", version, str(folder), result=WeightsManifest, deadline_s=deadline_s)
 
     async def save(self, folder: Path) -> None:
         """Write weights and optimizer. Raises TrainerError or StorageError."""
-        await self._call("save", str(folder), result=type(None), deadline_s=self._config.step_s)
+        await self._call("save", str(folder), result=type(None), deadline_s=self._config.deadlines.step_s)
 
     async def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote. Raises TrainerError or StorageError."""
-        await self._call("restore", str(folder), result=type(None), deadline_s=self._config.step_s)
+        await self._call("restore", str(folder), result=type(None), deadline_s=self._config.deadlines.step_s)
 
     async def close(self) -> None:
         """End the ranks; safe to call twice."""
@@ -144,6 +146,6 @@ class TrainerHandle:
         if isinstance(error, TimeoutError):
             logs = ", ".join(str(rank.log) for rank in self._ranks)
             limit = "start_s" if method == "load" else "step_s"
-            message = f"{method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.{limit}"
+            message = f"{method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.deadlines.{limit}"
             return TrainerError(f"{where}: {message}")
         return TrainerError(f"{where}: {method}: {type(error).__name__}: {error}")

@@ -69,7 +69,8 @@ def _build(policy: torch.nn.Module, config: OptimizerConfig) -> list[torch.optim
     chosen = {id(p) for p in matrices}
     rest = [p for p in parameters if id(p) not in chosen]
     muon = Muon(matrices, lr=config.learning_rate, momentum=config.momentum, weight_decay=decay)
-    return [muon, torch.optim.AdamW(rest, lr=config.rest_learning_rate, **adam)]
+    # Adapters are matrices all of them: then nothing is left.
+    return [muon, torch.optim.AdamW(rest, lr=config.rest_learning_rate, **adam)] if rest else [muon]
 
 
 def _is_block_matrix(name: str, parameter: torch.Tensor) -> bool:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.generation import KeptTokens
+from agentrl.types.trajectory import NOT_ROUTED
 
 _MAX_PADDED_RATIO = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLayout:
-    """Where the N sequences of a packed row of T tokens lie, for attention that must not mix them."""
+    """What the layers of a model must know of a packed row of T tokens; travels down the forward pass.
+
+    Where its N sequences lie, for attention that must not mix them; and the K experts that each token is to
+    use in each layer, for routers that replay them.
+    """
 
     gather_NL: torch.Tensor  # [N, longest] int64: index into the row; padding points at 0
     scatter_T: torch.Tensor  # [T] int64: index into the flattened [N * longest]
+    experts_TK: tuple[torch.Tensor, ...] | None = None  # per layer, [T, K] int64, -1 where the router chooses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +52,10 @@ class MicroBatch:
     def num_tokens(self) -> int:
         """T."""
         return len(self.input_ids_T)
+
+    def without_replay(self) -> MicroBatch:
+        """The batch as a trainer sees it that knows neither the engine's experts nor its kept sets."""
+        return replace(self, layout=replace(self.layout, experts_TK=None), kept=None)
 
 
 def deal(lengths: Sequence[int], num_ranks: int, budget_tokens: int) -> list[list[list[int]]]:
@@ -104,7 +114,7 @@ def pack(sequences: Sequence[TokenSequence], device: str) -> MicroBatch:
     return MicroBatch(
         input_ids_T=torch.from_numpy(token_ids).to(device),
         position_ids_T=torch.from_numpy(positions).to(device),
-        layout=_layout(lengths, device),
+        layout=_layout(lengths, _experts(sequences, lengths, device), device),
         sources_S=torch.from_numpy(selected - 1).to(device),
         targets_S=torch.from_numpy(token_ids[selected]).to(device),
         behaviour_S=column("logprobs", np.float32),
@@ -117,13 +127,28 @@ def pack(sequences: Sequence[TokenSequence], device: str) -> MicroBatch:
     )
 
 
-def _layout(lengths: list[int], device: str) -> PackedLayout:
+def _layout(lengths: list[int], experts_TK: tuple[torch.Tensor, ...] | None, device: str) -> PackedLayout:
     longest = max(lengths)
     columns = np.arange(longest)
     starts = np.cumsum([0, *lengths[:-1]])
     is_token = columns < np.asarray(lengths)[:, None]
     gather = np.where(is_token, starts[:, None] + columns, 0)
-    return PackedLayout(torch.from_numpy(gather).to(device), torch.from_numpy(np.flatnonzero(is_token)).to(device))
+    scatter = np.flatnonzero(is_token)
+    return PackedLayout(torch.from_numpy(gather).to(device), torch.from_numpy(scatter).to(device), experts_TK)
+
+
+def _experts(sequences: Sequence[TokenSequence], lengths: list[int], device: str) -> tuple[torch.Tensor, ...] | None:
+    """The sequences' experts behind one another, layer by layer; those without a record leave it to the router."""
+    known = [s.routed_experts for s in sequences if s.routed_experts is not None]
+    if not known:
+        return None
+    shape = known[0].shape[1:]
+    rows = [
+        np.full((length, *shape), NOT_ROUTED, np.int16) if s.routed_experts is None else s.routed_experts
+        for s, length in zip(sequences, lengths, strict=True)
+    ]
+    layers_LTK = np.ascontiguousarray(np.concatenate(rows).transpose(1, 0, 2)).astype(np.int64)
+    return torch.from_numpy(layers_LTK).to(device).unbind(0)
 
 
 def _kept(sequences: Sequence[TokenSequence], device: str) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -15,9 +15,11 @@ import torch.distributed as dist
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
+from agentrl.trainer.adapter import ADAPTER_FOLDER, stage_adapter
 from agentrl.trainer.canary import compute_canary
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.gap import no_replay_gap
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.selection import select_sequences
@@ -88,7 +90,9 @@ class TrainerRank:
         if sequences:
             self._canary_ids = sequences[0].token_ids[:_CANARY_TOKENS].tolist()
             temperature = self._spec.temperature
-            metrics = run_step(
+            if self._reports_gap:
+                metrics = no_replay_gap(self._policy, sequences, self._config, temperature)
+            metrics |= run_step(
                 self._policy, self._optimizer, sequences, self._algorithm, self._config, temperature, self._is_unproven
             )
             self._is_unproven = metrics["trainer/fresh_tokens"] == 0
@@ -97,6 +101,11 @@ class TrainerRank:
         metrics["trainer/tokens_per_s"] = sum(len(s.token_ids) for s in sequences) / seconds
         self._version = self._version.next()
         return StepReport(self._version, metrics)
+
+    @property
+    def _reports_gap(self) -> bool:
+        interval = self._config.gap_report_interval_steps
+        return interval > 0 and self._version.step % interval == 0
 
     def supervised_step(self, sequences: list[TokenSequence], lr_scale: float) -> float:
         """One step of maximum likelihood; returns the loss before it, in nats over all tokens."""
@@ -107,16 +116,23 @@ class TrainerRank:
         return run_supervised(self._policy, None, sequences, self._config, 0.0)
 
     def stage(self, version: PolicyVersion, folder: str) -> WeightsManifest:
-        """Write the current weights where engines can read them."""
+        """Write the current weights, or with LoRA the adapters alone, where engines can read them."""
         if version != self._version:
             raise ValueError(f"asked to stage version {version}, the trainer is at {self._version}")
-        manifest = stage_weights(self._policy, Path(self._spec.model), self._spec.policy, version, Path(folder))
+        what = self._policy, Path(self._spec.model), self._spec.policy, version
+        if self._config.lora is not None:
+            manifest = stage_adapter(*what, self._config.lora, Path(folder))
+        else:
+            manifest = stage_weights(*what, Path(folder))
         return dataclasses.replace(manifest, canary=compute_canary(self._policy, self._canary_ids, self._config.device))
 
     def save(self, folder: str) -> None:
-        """Write weights and optimizer."""
+        """Write weights, merged with their adapters if there are any, and all that training goes on from."""
         path = Path(folder)
-        stage_weights(self._policy, Path(self._spec.model), self._spec.policy, self._version, path)
+        what = self._policy, Path(self._spec.model), self._spec.policy, self._version
+        stage_weights(*what, path)
+        if self._config.lora is not None:
+            stage_adapter(*what, self._config.lora, path / ADAPTER_FOLDER)
         save_checkpoint(self._policy, self._optimizer, path)
 
     def restore(self, folder: str) -> None:

@@ -47,9 +47,22 @@ def _sequence(trained: TrainTrajectory, scale: np.ndarray, advantage: float) -> 
         advantages=np.full(len(selected), advantage, np.float32),
         scales=scale[selected],
         turns=trajectory.turns[selected],
-        staleness=trained.staleness[selected],
+        staleness=_staleness(trained)[selected],
         kept_tokens=_select_kept(trajectory.kept_tokens, trajectory.sampled, trained.loss_mask),
+        routed_experts=None if trajectory.routed_experts is None else trajectory.routed_experts[:last],
     )
+
+
+def _staleness(trained: TrainTrajectory) -> np.ndarray:
+    """Staleness of each token, in steps; with recorded experts that of the oldest token up to it.
+
+    Experts are recorded once. So when weights change within an episode the engine computes the context again by
+    its new routers, but the trainer by the old ones' choice: tokens behind the change are no measure of how well
+    engine and trainer agree.
+    """
+    if trained.trajectory.routed_experts is None:
+        return trained.staleness
+    return np.maximum.accumulate(trained.staleness)
 
 
 def _select_kept(kept: KeptTokens | None, sampled: np.ndarray, mask: np.ndarray) -> KeptTokens | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.types.generation import KeptTokens
-from agentrl.types.trajectory import Trajectory
+from agentrl.types.trajectory import NOT_ROUTED, Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,8 +24,15 @@ class TokenSequence:
     advantages: np.ndarray  # [S]
     scales: np.ndarray  # [S]
     turns: np.ndarray  # [S]
-    staleness: np.ndarray  # [S]
+    staleness: np.ndarray  # [S] steps since the weights that drew the token, or chose experts of its context
     kept_tokens: KeptTokens | None  # one set per selected token
+    routed_experts: np.ndarray | None = None  # [L, layers, top_k] int16, -1 where unknown
+
+
+def replayed_fraction(sequences: list[TokenSequence]) -> float:
+    """Share of the tokens whose experts are those of the engine; 0 for a model without experts."""
+    known = [s.routed_experts[:, 0, 0] != NOT_ROUTED for s in sequences if s.routed_experts is not None]
+    return sum(int(mask.sum()) for mask in known) / max(sum(len(s.token_ids) for s in sequences), 1)
 
 
 def supervised_sequence(trajectory: Trajectory) -> TokenSequence:

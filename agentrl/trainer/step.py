@@ -15,7 +15,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.packing import MicroBatch, deal, pack
-from agentrl.trainer.sequence import TokenSequence
+from agentrl.trainer.sequence import TokenSequence, replayed_fraction
 from agentrl.types.errors import TrainerError
 
 _SUMS = ("loss", "tokens", "clipped", "rejected", "weight", "weight_squared", "k3", "abs_gap", "fresh")
@@ -64,10 +64,8 @@ def run_step(
     """
     shares = deal([len(s.token_ids) for s in sequences], dist.get_world_size(), config.micro_batch_tokens)
     sums = StepSums()
-    num_computed = 0
     for indices in shares[dist.get_rank()]:
         batch = pack([sequences[i] for i in indices], config.device)
-        num_computed += batch.num_tokens
         logprobs_S = policy(batch, temperature)
         loss = _batch_loss(logprobs_S, batch, algorithm, sums)
         (loss * dist.get_world_size()).backward()
@@ -80,7 +78,7 @@ def run_step(
             f"the gradient norm is {norm}; the weights are unchanged. Lower the learning rate, or look for bad rewards"
         )
     optimizer.step(1.0)
-    return _metrics(totals, norm)
+    return {**_metrics(totals, norm), "trainer/replayed_fraction": replayed_fraction(sequences)}
 
 
 def run_supervised(

@@ -90,6 +90,7 @@ class WeightsManifest:
     `checksums` maps tensor names to digests, so that a receipt can be compared; for narrower dtypes that
     engines may serve in, the names begin with the dtype, such as ``bfloat16:lm_head.weight``. `canary` is
     computed by the trainer with these very weights.
+    `kind` says whether the folder holds a whole model or only an adapter (PEFT's files and names) on the first one.
     """
 
     policy: str

@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from agentrl.types.errors import Failure
-from agentrl.types.generation import KeptTokens
+from agentrl.types.generation import KeptTokens, RoutedExperts
 from agentrl.types.message import ToolCall
 from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
@@ -29,13 +29,20 @@ class SampledColumns:
 
     `logprobs` are of the distribution the token was really drawn from (temperature and truncation
     applied, renormalised). `versions` and `kv_versions` tile ``[0, n)``; they differ only after an
-    in-place swap. `kept_tokens` is None where nothing was truncated.
+    in-place swap. `kept_tokens` is None where nothing was truncated. `routed_experts` is None where the
+    engine was not asked; else it covers the context from the end of the last reply's record to the position
+    before this reply's last token, prompt and tool results in between included. A position's record is the
+    first that was made: the one under which the token behind it was drawn.
+
+    Example: prompt of 3, reply of 4, tool result of 2, reply of 2: the first reply's record covers positions
+    0 to 5, the second's 6 to 9; position 10, the last, has none.
     """
 
     logprobs: np.ndarray  # [n] float32, nats
     versions: tuple[VersionSpan, ...]
     kv_versions: tuple[VersionSpan, ...]
     kept_tokens: KeptTokens | None = None
+    routed_experts: RoutedExperts | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +77,21 @@ class Node:
                 return f"node {self.index}: {name} {spans} do not tile {num_tokens} tokens"
         if self.sample.kept_tokens is not None and len(self.sample.kept_tokens) != num_tokens:
             return f"node {self.index}: {len(self.sample.kept_tokens)} kept sets for {num_tokens} tokens"
+        return None
+
+    def check_routing(self, known: int, end: int) -> str | None:
+        """The alignment law that the routing breaks, in words, or None: a path's records tile without gap.
+
+        `known` is where the record of the path before this node ends, `end` the context's length with it.
+        """
+        if self.sample is None or self.sample.routed_experts is None:
+            return None
+        routed = self.sample.routed_experts
+        if routed.experts.ndim != 3:
+            return f"node {self.index}: routed experts of shape {routed.experts.shape}"
+        if (routed.start, routed.end) != (known, end - 1):
+            found = f"[{routed.start}, {routed.end})"
+            return f"node {self.index}: experts of positions {found}, expected [{known}, {end - 1})"
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,12 +24,15 @@ class FinishReason(StrEnum):
 class Sampling:
     """How tokens are drawn; the reported log-probabilities are of exactly this distribution.
 
-    `top_p` below 1 needs a finite `top_k`: only then can an engine report the set it kept.
+    `top_p` below 1 needs a finite `top_k`: only then can an engine report the set it kept. `routing` asks a
+    mixture-of-experts model to report its experts too; it is ``(layers, experts per token)`` of the model,
+    which an engine's answer does not say.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+    routing: tuple[int, int] | None = None
 
     @property
     def truncates(self) -> bool:
@@ -45,6 +49,8 @@ class GenerationRequest:
     prompt belongs to, so that a router can keep it on one engine. `expects` is the version that its
     engine is proven to hold when it is sent; tokens are of this version or a newer one. `conversation`
     is the text that the ids stand for; scripted policies read it, the wire never carries it.
+    `routed_start` is the first position whose experts are not on record yet; read only where the sampling
+    asks for routing.
     """
 
     rid: str
@@ -56,6 +62,7 @@ class GenerationRequest:
     seed: int
     expects: PolicyVersion | None = None
     conversation: tuple[Message, ...] = ()
+    routed_start: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +95,45 @@ class KeptTokens:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RoutedExperts:
+    """The experts that an engine chose at context positions ``[start, start + m)``, in every layer.
+
+    Layers without experts have a row as well, which means nothing.
+
+    Example: a model of 2 layers that chooses 2 of 8 experts, asked from position 5 on for a prompt of 6 and
+    a reply of 3 tokens, reports positions 5, 6 and 7 (token 8 has not been forwarded): ``start 5``, ``experts``
+    of shape ``[3, 2, 2]`` and dtype uint8.
+    """
+
+    start: int
+    experts: np.ndarray  # [m, layers, top_k], the narrowest unsigned dtype that holds the ids
+
+    @property
+    def end(self) -> int:
+        """The first position behind the record."""
+        return self.start + len(self.experts)
+
+    @classmethod
+    def narrow(cls, start: int, experts: np.ndarray) -> RoutedExperts:
+        """Keep expert ids in no more bytes than they need.
+
+        Raises:
+            ValueError: an id is negative.
+        """
+        if experts.size and experts.min() < 0:
+            raise ValueError(f"expert {experts.min()} does not exist")
+        return cls(start, experts.astype(np.min_scalar_type(int(experts.max(initial=0)))))
+
+    @classmethod
+    def concatenate(cls, parts: list[RoutedExperts]) -> RoutedExperts:
+        """Put records one behind the other. Raises ValueError if they do not tile."""
+        for before, after in pairwise(parts):
+            if after.start != before.end:
+                raise ValueError(f"routed experts from {after.start} on do not follow those up to {before.end}")
+        return cls(parts[0].start, np.concatenate([part.experts for part in parts]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Generation:
     """What an engine delivered for one request; `token_ids` includes the stop token.
 
@@ -102,3 +148,4 @@ class Generation:
     kept_tokens: KeptTokens | None = None
     cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    routed_experts: RoutedExperts | None = None  # up to the position before the last token

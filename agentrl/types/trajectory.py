@@ -18,6 +18,7 @@ from agentrl.types.generation import KeptTokens
 from agentrl.types.version import VersionSpan
 
 NOT_SAMPLED = -1
+NOT_ROUTED = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +41,7 @@ class Trajectory:
     logprobs: np.ndarray  # [L] float32, 0 where not sampled
     versions: tuple[VersionSpan, ...]  # positions in the trajectory; cover the sampled tokens only
     kept_tokens: KeptTokens | None  # one set per sampled token, in order
+    routed_experts: np.ndarray | None = None  # [L, layers, top_k] int16, NOT_ROUTED where unknown
 
     @property
     def sampled(self) -> np.ndarray:
@@ -91,4 +93,16 @@ def _flatten(path: list[Node], leaves_below: np.ndarray) -> Trajectory:
         logprobs=logprobs,
         versions=tuple(spans),
         kept_tokens=KeptTokens.concatenate(kept) if kept else None,
+        routed_experts=_routing(path, num_tokens),
     )
+
+
+def _routing(path: list[Node], num_tokens: int) -> np.ndarray | None:
+    """The path's records side by side; the last token, never forwarded by the engine, has none."""
+    records = [n.sample.routed_experts for n in path if n.sample and n.sample.routed_experts is not None]
+    if not records:
+        return None
+    rows = np.full((num_tokens, *records[0].experts.shape[1:]), NOT_ROUTED, np.int16)
+    for record in records:
+        rows[record.start : record.end] = record.experts
+    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("session_cost", "rollout_overhead", "async_vs_sync", "gate", "control")
+BENCHMARKS = ("session_cost", "rollout_overhead", "async_vs_sync", "gate", "control", "replay_gap")
 
 
 def main() -> None:

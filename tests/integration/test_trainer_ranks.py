@@ -26,7 +26,7 @@ from trainer_worker import ChangingRank
 from agentrl.algorithms.config import AlgorithmConfig, TisConfig
 from agentrl.process.remote import ChildProcess
 from agentrl.testing.builders import build_episode, build_ticket
-from agentrl.trainer.config import OptimizerConfig, TrainerConfig
+from agentrl.trainer.config import OptimizerConfig, TrainerConfig, TrainerDeadlines
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.trainer.rank import RankSpec
 from agentrl.types.batch import StepReport, TrainBatch, TrainEpisode, TrainTrajectory
@@ -46,7 +46,7 @@ ALGORITHM = AlgorithmConfig(correction=TisConfig(level="turn"))
 
 def config_of(kind: str) -> TrainerConfig:
     # The behaviour log-probabilities of these batches are made up; the gate has tests of its own.
-    return TrainerConfig(optimizer=OPTIMIZERS[kind], micro_batch_tokens=24, max_gap_nats=100.0, step_s=60.0)
+    return TrainerConfig(optimizer=OPTIMIZERS[kind], micro_batch_tokens=24, max_gap_nats=100.0)
 
 
 def batch_of(step: int, *groups: tuple[float, ...]) -> TrainBatch:
@@ -228,6 +228,8 @@ async def test_a_started_trainer_steps_until_a_call_fails_and_then_is_gone(tiny_
 
 
 async def test_a_trainer_that_is_too_slow_ends_with_an_error_that_names_the_limit(tiny_model, tmp_path):
-    hasty = config_of("sgd").model_copy(update={"start_s": 0.01})
-    with pytest.raises(TrainerError, match=r"policy 'main': load took longer than 0\.01 s; see .*trainer\.start_s"):
+    hasty = config_of("sgd").model_copy(update={"deadlines": TrainerDeadlines(start_s=0.01)})
+    with pytest.raises(
+        TrainerError, match=r"policy 'main': load took longer than 0\.01 s; see .*trainer\.deadlines\.start_s"
+    ):
         await TrainerHandle.start("main", tiny_model, FIRST, hasty, ALGORITHM, 1.0, tmp_path)

@@ -26,6 +26,7 @@ QUESTION = Message(Role.USER, "what is the count?")
 RESULT = Message(Role.TOOL, "93", tool_call_id="call")
 CALL = Message(Role.ASSISTANT, "", (ToolCall("", "query", {"sql": "select count from name"}),))
 ANSWER = Message(Role.ASSISTANT, "the count is 93")
+PLAIN_SAMPLING = Sampling()
 LIMITS = Limits(max_turns=8, max_context_tokens=4096, max_reply_tokens=512, tool_s=5.0, total_s=60.0)
 
 
@@ -38,9 +39,11 @@ def in_turn(*replies: Message):
     return script
 
 
-def make_session(chat: ChatFormat, engine: Engine, limits: Limits = LIMITS) -> tuple[EpisodeRecord, Session]:
+def make_session(
+    chat: ChatFormat, engine: Engine, limits: Limits = LIMITS, sampling: Sampling = PLAIN_SAMPLING
+) -> tuple[EpisodeRecord, Session]:
     record = EpisodeRecord(build_ticket(), (Agent("agent", "main"),))
-    return record, Session(record, "agent", chat, engine, Sampling(), limits)
+    return record, Session(record, "agent", chat, engine, sampling, limits)
 
 
 async def nothing() -> None:

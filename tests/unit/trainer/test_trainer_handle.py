@@ -77,7 +77,8 @@ async def test_our_own_errors_keep_their_kind_and_words(kind):
 
 
 async def test_a_missed_deadline_names_the_setting_that_raises_it():
-    with pytest.raises(TrainerError, match=r"save took longer than 600 s; see rank\.log, or raise trainer\.step_s"):
+    message = r"save took longer than 600 s; see rank\.log, or raise trainer\.deadlines\.step_s"
+    with pytest.raises(TrainerError, match=message):
         await handle_of(ScriptedRank(TimeoutError())).save(Path("x"))
 
 

@@ -19,22 +19,26 @@ from agentrl.types.batch import TrainBatch
 from agentrl.types.errors import TrainerError
 from agentrl.types.version import PolicyVersion
 
+TRAINER = TrainerConfig(optimizer=OptimizerConfig(kind="sgd", learning_rate=0.01))
 
-@pytest.fixture
-def rank(tiny_model: Path, network: PreTrainedModel, tmp_path: Path) -> Iterator[TrainerRank]:
-    trainer = TrainerConfig(optimizer=OptimizerConfig(kind="sgd", learning_rate=0.01))
-    spec = RankSpec(
+
+def spec_of(model: Path, folder: Path, trainer: TrainerConfig = TRAINER) -> RankSpec:
+    return RankSpec(
         policy="main",
-        model=str(tiny_model),
+        model=str(model),
         version=PolicyVersion(0, 0),
         rank=0,
         num_ranks=1,
-        rendezvous=str(tmp_path / "rendezvous"),
+        rendezvous=str(folder / "rendezvous"),
         temperature=1.0,
         trainer=trainer.model_dump(),
         algorithm=AlgorithmConfig().model_dump(),
     )
-    rank = TrainerRank(spec)
+
+
+@pytest.fixture
+def rank(tiny_model: Path, network: PreTrainedModel, tmp_path: Path) -> Iterator[TrainerRank]:
+    rank = TrainerRank(spec_of(tiny_model, tmp_path))
     assert rank.load() == {"parameters": sum(p.numel() for p in network.parameters())}
     yield rank
     dist.destroy_process_group()
@@ -107,3 +111,15 @@ def test_the_canary_is_what_the_staged_weights_say_of_the_last_batch(rank, netwo
         logprobs = staged(ids).logits[0, :-1].log_softmax(-1)
     expected = logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
     assert list(manifest.canary.logprobs) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(0, []), (1, [0, 1, 2]), (2, [0, 2])])
+def test_the_gap_without_replay_is_reported_at_its_interval(interval, steps, tiny_model, network, tmp_path):
+    trainer = TRAINER.model_copy(update={"gap_report_interval_steps": interval, "max_gap_nats": 100.0})
+    rank = TrainerRank(spec_of(tiny_model, tmp_path, trainer))
+    rank.load()
+    try:
+        reports = [rank.step(at(make_batch(network), step)) for step in range(3)]
+    finally:
+        dist.destroy_process_group()
+    assert [n for n, r in enumerate(reports) if "trainer/fresh_gap_mean_no_replay_nats" in r.metrics] == steps

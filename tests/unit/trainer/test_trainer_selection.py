@@ -98,3 +98,23 @@ def test_supervised_sequences_end_with_the_last_sampled_token_and_weigh_all_alik
     assert sequence.token_ids.tolist() == whole.token_ids.tolist()
     assert sequence.selected.tolist() == [3, 4, 5, 6, 9, 10]
     assert sequence.advantages.tolist() == sequence.scales.tolist() == [1.0] * 6
+
+
+def test_with_recorded_experts_a_token_is_as_stale_as_the_oldest_before_it():
+    plain = trajectory([(4, 0), (2, 1)])
+    routed = dataclasses.replace(plain, routed_experts=np.zeros((11, 1, 2), np.int16))
+    staleness = np.asarray([0, 0, 0, 2, 2, 1, 1, 0, 0, 0, 0])
+    seen = []
+    for whole in (plain, routed):
+        mask = whole.sampled & (staleness < 2)
+        trained = (TrainTrajectory(whole, mask, staleness),)
+        chosen = select_sequences(batch(TrainEpisode("e", 0, 1.0, trained), episode(0, 0.0, plain)), DR)
+        seen.append(chosen[0].staleness.tolist())
+    assert seen == [[1, 1, 0, 0], [2, 2, 2, 2]]
+
+
+def test_recorded_experts_end_with_the_last_token_in_the_loss():
+    whole = dataclasses.replace(trajectory(), routed_experts=np.arange(22, dtype=np.int16).reshape(11, 1, 2))
+    mask = whole.sampled & (whole.turns == 0)
+    (first, _) = select_sequences(batch(episode(0, 1.0, whole, mask=mask), episode(0, 0.0, trajectory())), DR)
+    assert first.routed_experts[:, 0, 0].tolist() == [0, 2, 4, 6, 8, 10, 12]
