@@ -22,10 +22,15 @@ def make_tiny_model(folder: Path, seed: int = 0, shape: ModelShape = TINY_SHAPE)
     """
     from agentrl.trainer.making import make_model
 
-    words = "select from where count name schema query user assistant system what is the".split()
-    save_tokenizer(make_tokenizer([" ".join(words)] * 4, words, [], shape.vocabulary_tokens), folder)
+    save_tiny_tokenizer(folder, shape.vocabulary_tokens)
     make_model(shape, folder, seed)
     return folder
+
+
+def save_tiny_tokenizer(folder: Path, vocabulary_tokens: int = TINY_SHAPE.vocabulary_tokens) -> None:
+    """Write the byte-level tokenizer of a tiny model into its folder."""
+    words = "select from where count name schema query user assistant system what is the".split()
+    save_tokenizer(make_tokenizer([" ".join(words)] * 4, words, [], vocabulary_tokens), folder)
 
 
 def tiny_chat(folder: Path) -> ChatFormat:

@@ -12,9 +12,10 @@ HOMES = {
         "agentrl.algorithms",
         "agentrl.weights",
         "agentrl.inference.checksum",
+        "agentrl.testing.tiny_moe",  # makes a network that no trainer makes
         "agentrl.cli.doctor",  # reports the hardware; lazily
     ),
-    "transformers": ("agentrl.tokens", "agentrl.trainer", "agentrl.engine"),
+    "transformers": ("agentrl.tokens", "agentrl.trainer", "agentrl.engine", "agentrl.testing.tiny_moe"),
     "fastapi": ("agentrl.engine",),
     "uvicorn": ("agentrl.engine",),
     "httpx": ("agentrl.inference",),
