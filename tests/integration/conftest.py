@@ -1,23 +1,45 @@
-"""Engine processes shared by all integration tests.
+"""Engines of the integration tests.
 
-The conformance tests run against the embedded engine, and also against any server of the native protocol
-that ``AGENTRL_ENGINE_URL`` names and that serves the model folder ``AGENTRL_ENGINE_MODEL``.
+The conformance tests are those that use `engine` or one of its kind. They run against the embedded engine, or, with
+``--engine-server sglang``, against the real SGLang, or against any server whose base URL is given there.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from engine_server import FIRST_VERSION, EngineCalls, EngineServer, Reference, copy_model, running_engine
+from engine_pool import EnginePool, make_pool
+from engine_server import EngineCalls, EngineServer, Reference, copy_model, running_engine
 
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
+from agentrl.testing.tiny_moe import make_tiny_moe_model
 
-_EXTERNAL_URL = os.environ.get("AGENTRL_ENGINE_URL")
 ENGINE_TOKEN = "secret-of-the-tests"
+# Fixtures that give an engine of the chosen server, by the kind of engine; each kind starts once, in this order.
+ENGINES = {"engine": "dense", "moe_engine": "moe", "lora_engine": "lora", "sharded_engine": "sharded"}
+EMBEDDED_ONLY = {"embedded", "exact_server"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what the chosen server can run, sorted so that no kind of engine starts twice."""
+    choice = config.getoption("--engine-server")
+    kept = [item for item in items if _runs_on(choice, set(item.fixturenames))]
+    others = [item for item in items if not _runs_on(choice, set(item.fixturenames))]
+    config.hook.pytest_deselected(items=others)
+    items[:] = sorted(kept, key=lambda item: _rank(item.fixturenames))
+
+
+def _rank(fixtures: Collection[str]) -> int:
+    """Place of a test's kind of engine in the order of `ENGINES`."""
+    return max((number for number, name in enumerate(ENGINES) if name in fixtures), default=0)
+
+
+def _runs_on(choice: str, fixtures: set[str]) -> bool:
+    if choice == "embedded":
+        return "sharded_engine" not in fixtures
+    return bool(fixtures & set(ENGINES)) and not fixtures & EMBEDDED_ONLY
 
 
 @pytest.fixture(scope="session")
@@ -34,39 +56,75 @@ def other_model(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
+def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny mixture of experts; read only."""
+    return make_tiny_moe_model(tmp_path_factory.mktemp("moe-model") / "model")
+
+
+@pytest.fixture(scope="session")
+def other_moe_model(moe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same mixture of experts with other weights; read only."""
+    return copy_model(moe_model, tmp_path_factory.mktemp("other-moe-model") / "model", seed=1)
+
+
+@pytest.fixture(scope="session")
 def reference() -> Reference:
     return Reference()
 
 
-@pytest.fixture(scope="session", params=["embedded", *(["external"] if _EXTERNAL_URL else [])])
-def engine_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+@pytest.fixture(scope="session")
+def pool(
+    request: pytest.FixtureRequest,
+    engine_model: Path,
+    other_model: Path,
+    moe_model: Path,
+    other_moe_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[EnginePool]:
+    """The engines of the chosen server, started as they are asked for."""
+    models = {"dense": (engine_model, other_model), "moe": (moe_model, other_moe_model)}
+    logs = tmp_path_factory.mktemp("engine-logs")
+    with make_pool(request.config.getoption("--engine-server"), models, logs) as pool:
+        yield pool
+
+
+@pytest.fixture
+def engine_server(pool: EnginePool) -> EngineServer:
     """One engine for all conformance tests; each of them leaves it as it was."""
-    folder = tmp_path_factory.mktemp("engine")
-    if request.param == "external":
-        model = Path(os.environ["AGENTRL_ENGINE_MODEL"])
-        body = {"new_version": FIRST_VERSION, "abort_all_requests": True}
-        httpx.post(f"{_EXTERNAL_URL}/update_weight_version", json=body).raise_for_status()
-        yield EngineServer(_EXTERNAL_URL, model, copy_model(model, folder / "model", seed=1), is_embedded=False)
-        return
-    model: Path = request.getfixturevalue("engine_model")
-    with running_engine(model, folder / "log", "--max-running-requests", "6", "--prefill-tokens", "64") as url:
-        yield EngineServer(url, model, request.getfixturevalue("other_model"))
+    return pool.get("dense")
 
 
 @pytest.fixture
 async def engine(engine_server: EngineServer) -> AsyncIterator[EngineCalls]:
     """Any server of the native protocol, embedded or not."""
-    calls = EngineCalls(engine_server)
-    yield calls
-    await calls.restore()
-    await calls.http.aclose()
+    async with EngineCalls.of(engine_server) as calls:
+        yield calls
+
+
+@pytest.fixture
+async def moe_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """A server of a mixture of experts that reports the routing."""
+    async with EngineCalls.of(pool.get("moe")) as calls:
+        yield calls
+
+
+@pytest.fixture
+async def lora_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """A server that takes adapters."""
+    async with EngineCalls.of(pool.get("lora")) as calls:
+        yield calls
+
+
+@pytest.fixture
+async def sharded_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """A server whose model is spread over two processes."""
+    async with EngineCalls.of(pool.get("sharded")) as calls:
+        yield calls
 
 
 @pytest.fixture
 def embedded(engine: EngineCalls) -> EngineCalls:
     """The embedded engine: for what it promises beyond the protocol."""
-    if not engine.server.is_embedded:
-        pytest.skip("promised by the embedded engine only")
     return engine
 
 
@@ -83,7 +141,5 @@ def exact_server(
 
 @pytest.fixture
 async def exact_engine(exact_server: EngineServer) -> AsyncIterator[EngineCalls]:
-    calls = EngineCalls(exact_server)
-    yield calls
-    await calls.restore()
-    await calls.http.aclose()
+    async with EngineCalls.of(exact_server) as calls:
+        yield calls

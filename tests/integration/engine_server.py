@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-import os
 import pickle
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +18,12 @@ import httpx
 import orjson
 import torch
 from safetensors.torch import load_file, save_file
+from server_traits import EMBEDDED, ServerTraits
 from transformers import AutoModelForCausalLM
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
+from tests.servers.process import find_free_port, running_server
 
 FIRST_VERSION = "0.0"
 _START_S = 90.0
@@ -41,8 +38,12 @@ class EngineServer:
     url: str
     model: Path
     other_model: Path
-    is_embedded: bool = True
+    traits: ServerTraits = EMBEDDED
     token: str | None = None
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.traits is EMBEDDED
 
     def client(self, pause_mode: Any = "abort", **limits: float) -> EngineClient:
         return EngineClient("engine", self.url, ClientConfig(**limits), pause_mode, self.token)
@@ -56,6 +57,15 @@ class EngineCalls:
         headers = {"authorization": f"Bearer {server.token}"} if server.token else {}
         self.http = httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60.0, trust_env=False)
 
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, server: EngineServer) -> AsyncIterator[EngineCalls]:
+        """Calls to a server that is as it was when they end."""
+        calls = cls(server)
+        yield calls
+        await calls.restore()
+        await calls.http.aclose()
+
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.http.post(path, json=body)
 
@@ -67,7 +77,8 @@ class EngineCalls:
     async def refused(self, path: str, **body: Any) -> str:
         response = await self.post(path, **body)
         assert response.status_code == 400, response.text
-        error = response.json()["error"]
+        answer = response.json()
+        error = answer.get("error", answer)
         return error["message"] if isinstance(error, dict) else error
 
     async def generate(self, ids: list[int], rid: str | None = None, **more: Any) -> dict[str, Any]:
@@ -104,17 +115,27 @@ class EngineCalls:
     async def info(self) -> dict[str, Any]:
         return (await self.http.get("/model_info")).json()
 
+    async def checksums(self) -> dict[str, str]:
+        """Digests of what is served, in whatever form the server gives them."""
+        answer = await self.ok("/weights_checker", action="checksum")
+        return answer["ranks"][0]["checksums"] if self.server.traits.lists_checksums_by_rank else answer["checksums"]
+
     async def wait_for(self, running: int | None = None, waiting: int | None = None) -> None:
-        """Until so many requests run and wait; only the embedded engine tells, another gets time."""
-        if not self.server.is_embedded:
-            await asyncio.sleep(0.3)
-            return
+        """Until so many requests run and wait."""
         async with asyncio.timeout(20):
             while True:
-                info = await self.info()
-                if running in (None, info["num_running"]) and waiting in (None, info["num_waiting"]):
+                num_running, num_waiting = await self.count()
+                if running in (None, num_running) and waiting in (None, num_waiting):
                     return
                 await asyncio.sleep(0.002)
+
+    async def count(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        if self.server.is_embedded:
+            info = await self.info()
+            return info["num_running"], info["num_waiting"]
+        (load,) = (await self.http.get("/v1/loads")).json()["loads"]
+        return load["num_running_reqs"], load["num_waiting_reqs"]
 
     async def restore(self) -> None:
         """Bring the engine back to its first weights, idle and not paused, whatever a test did."""
@@ -131,7 +152,7 @@ class EngineCalls:
 
 def generate_body(ids: list[int], rid: str | None = None, **more: Any) -> dict[str, Any]:
     """Top-level keys by their names; everything else goes to ``sampling_params``."""
-    top_level = ("logprob_start_len", "return_sampling_mask", *_ROUTING_KEYS, "lora_path")
+    top_level = ("logprob_start_len", "return_sampling_mask", "sampling_logprobs_mode", *_ROUTING_KEYS, "lora_path")
     body = {key: more.pop(key) for key in top_level if key in more}
     rid = rid or f"rid-{next(_rid_numbers):08d}"
     return body | {"input_ids": ids, "rid": rid, "return_logprob": True, "sampling_params": more}
@@ -189,36 +210,7 @@ class Reference:
 @contextmanager
 def running_engine(model: Path, log: Path, *options: str) -> Iterator[str]:
     """An embedded engine process; gives its base URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = find_free_port()
     command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(model), "--port", str(port)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--weight-version", FIRST_VERSION, *options],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_up(url, process, log)
+    with running_server([*command, "--weight-version", FIRST_VERSION, *options], port, log, _START_S) as url:
         yield url
-        assert process.poll() is None, f"the engine died:\n{log.read_text()}"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        try:
-            httpx.get(f"{url}/health", trust_env=False)
-            return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise AssertionError(f"no answer within {_START_S} s:\n{log.read_text()}")

@@ -23,29 +23,29 @@ async def test_an_aborted_running_request_returns_what_it_has(engine: EngineCall
     assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
 
 
-async def test_an_aborted_queued_request_returns_nothing_and_the_others_run_on(embedded: EngineCalls) -> None:
-    running = [embedded.start(PROMPT, f"running-request-{n:04d}", **ENDLESS) for n in range(6)]
-    await embedded.wait_for(running=6)
-    queued = embedded.start(PROMPT, "queued-request-0001", **ENDLESS)
-    await embedded.wait_for(waiting=1)
-    await embedded.ok("/abort_request", rid="queued-request-0001")
+async def test_an_aborted_queued_request_returns_nothing_and_the_others_run_on(engine: EngineCalls) -> None:
+    running = [engine.start(PROMPT, f"running-request-{n:04d}", **ENDLESS) for n in range(6)]
+    await engine.wait_for(running=6)
+    queued = engine.start(PROMPT, "queued-request-0001", **ENDLESS)
+    await engine.wait_for(waiting=1)
+    await engine.ok("/abort_request", rid="queued-request-0001")
     answer = await queued
     assert answer["output_ids"] == []
     assert answer["meta_info"]["finish_reason"] == {"type": "abort", "message": "Abort in waiting queue"}
-    assert (await embedded.info())["num_running"] == 6
-    await embedded.ok("/abort_request", abort_all=True)
+    await engine.wait_for(running=6, waiting=0)
+    await engine.ok("/abort_request", abort_all=True)
     assert {finish_of(answer) for answer in await asyncio.gather(*running)} == {"abort"}
 
 
-async def test_a_queued_request_takes_the_place_of_one_that_ends(embedded: EngineCalls) -> None:
-    running = [embedded.start(PROMPT, f"running-request-{n:04d}", **ENDLESS) for n in range(6)]
-    await embedded.wait_for(running=6)
-    queued = embedded.start(PROMPT, max_new_tokens=3, ignore_eos=True)
-    await embedded.wait_for(waiting=1)
-    await embedded.ok("/abort_request", rid="running-request-0003")
+async def test_a_queued_request_takes_the_place_of_one_that_ends(engine: EngineCalls) -> None:
+    running = [engine.start(PROMPT, f"running-request-{n:04d}", **ENDLESS) for n in range(6)]
+    await engine.wait_for(running=6)
+    queued = engine.start(PROMPT, max_new_tokens=3, ignore_eos=True)
+    await engine.wait_for(waiting=1)
+    await engine.ok("/abort_request", rid="running-request-0003")
     assert len((await queued)["output_ids"]) == 3
     assert sum(task.done() for task in running) == 1
-    await embedded.ok("/abort_request", abort_all=True)
+    await engine.ok("/abort_request", abort_all=True)
     await asyncio.gather(*running)
 
 
@@ -90,12 +90,12 @@ async def test_an_abort_during_a_pause_returns_frozen_and_waiting_requests(embed
     assert (await embedded.info())["paused"] == "in_place"
 
 
-async def test_a_client_that_hangs_up_aborts_its_request(embedded: EngineCalls) -> None:
-    whole = embedded.start(PROMPT, "hung-up-0001", **ENDLESS)
-    await embedded.wait_for(running=1)
+async def test_a_client_that_hangs_up_aborts_its_request(engine: EngineCalls) -> None:
+    whole = engine.start(PROMPT, "hung-up-0001", **ENDLESS)
+    await engine.wait_for(running=1)
     whole.cancel()
-    await embedded.wait_for(running=0)
-    async with aclosing(embedded.stream(PROMPT, "hung-up-0002", **ENDLESS)) as events:
+    await engine.wait_for(running=0)
+    async with aclosing(engine.stream(PROMPT, "hung-up-0002", **ENDLESS)) as events:
         await anext(events)
-        assert (await embedded.info())["num_running"] == 1
-    await embedded.wait_for(running=0)
+        assert (await engine.count())[0] == 1
+    await engine.wait_for(running=0)

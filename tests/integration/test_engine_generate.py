@@ -38,9 +38,9 @@ async def test_temperature_0_takes_the_likeliest_token_each_time(engine: EngineC
 
 
 async def test_a_stop_token_ends_the_output_and_belongs_to_it(engine: EngineCalls) -> None:
-    whole = (await engine.generate(PROMPT, max_new_tokens=20, temperature=0, ignore_eos=True))["output_ids"]
+    whole = (await engine.generate(PROMPT, max_new_tokens=20, temperature=0))["output_ids"]
     stop = whole[10]
-    answer = await engine.generate(PROMPT, max_new_tokens=20, temperature=0, ignore_eos=True, stop_token_ids=[stop])
+    answer = await engine.generate(PROMPT, max_new_tokens=20, temperature=0, stop_token_ids=[stop])
     assert answer["output_ids"] == whole[: whole.index(stop) + 1]
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
 

@@ -35,14 +35,17 @@ async def test_weights_from_disk_are_served_at_once_without_stale_cache(
     await _check_new_weights(warm, reference, "0.1")
 
 
-async def test_a_load_that_keeps_the_cache_does_not_reuse_it_for_new_requests(
-    embedded: EngineCalls, reference: Reference
+async def test_a_load_that_keeps_the_cache_does_not_reuse_it_or_does_until_it_is_flushed(
+    warm: EngineCalls, reference: Reference
 ) -> None:
-    await embedded.generate(PROMPT, max_new_tokens=5, ignore_eos=True)
-    await embedded.load(embedded.server.other_model, "0.1", flush_cache=False)
-    answer = await embedded.generate(PROMPT, max_new_tokens=1)
-    assert answer["meta_info"]["cached_tokens"] == 0
-    await _check_new_weights(embedded, reference, "0.1")
+    await warm.load(warm.server.other_model, "0.1", flush_cache=False)
+    answer = await warm.generate(PROMPT, max_new_tokens=10, ignore_eos=True)
+    expected = reference.sampled(warm.server.other_model, PROMPT, answer["output_ids"])
+    reuses = warm.server.traits.reuses_cache_of_old_weights
+    assert (answer["meta_info"]["cached_tokens"] > 0) is reuses
+    assert (logprobs_of(answer) != pytest.approx(expected, abs=1e-3)) is reuses
+    assert (await warm.post("/flush_cache")).status_code == 200
+    await _check_new_weights(warm, reference, "0.1")
 
 
 async def test_weights_from_tensors_arrive_in_buckets_and_the_last_names_the_version(
@@ -75,7 +78,7 @@ async def test_tensor_updates_need_an_open_update_and_only_one(engine: EngineCal
 async def test_a_retracted_request_goes_on_under_the_new_weights_with_fresh_cache(
     engine: EngineCalls, reference: Reference
 ) -> None:
-    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
+    task = await engine.start_running(PROMPT, **LONG)
     await engine.ok("/pause_generation", mode="retract")
     await engine.load(engine.server.other_model, "0.1")
     await engine.ok("/continue_generation")
@@ -86,32 +89,28 @@ async def test_a_retracted_request_goes_on_under_the_new_weights_with_fresh_cach
     before = reference.sampled(engine.server.model, PROMPT, output)[:switch]
     after = reference.sampled(engine.server.other_model, PROMPT, output)[switch:]
     assert logprobs_of(answer) == pytest.approx(before + after, abs=1e-3)
-    if engine.server.is_embedded:
+    if engine.server.traits.reports_kv_versions:
         assert spans_of(answer, "kv_versions") == spans_of(answer)
 
 
-async def test_a_request_frozen_in_place_names_the_weights_of_its_old_cache(
-    embedded: EngineCalls, reference: Reference
-) -> None:
-    task = await embedded.start_running(PROMPT, "long-request-0001", **LONG)
-    await embedded.ok("/pause_generation", mode="in_place")
-    refusal = await embedded.refused("/update_weights_from_disk", model_path=str(embedded.server.other_model))
-    assert "flush_cache=false" in refusal
-    await embedded.load(embedded.server.other_model, "0.1", flush_cache=False)
-    await embedded.ok("/continue_generation")
+async def test_a_request_frozen_in_place_goes_on_with_its_old_cache(engine: EngineCalls, reference: Reference) -> None:
+    task = await engine.start_running(PROMPT, **LONG)
+    await engine.ok("/pause_generation", mode="in_place")
+    await engine.load(engine.server.other_model, "0.1", flush_cache=False)
+    await engine.ok("/continue_generation")
     answer = await task
     switch = spans_of(answer)[0][2]
     assert spans_of(answer) == [("0.0", 0, switch), ("0.1", switch, 200)]
-    assert spans_of(answer, "kv_versions") == [("0.0", 0, 200)]
-    after = reference.sampled(embedded.server.other_model, PROMPT, answer["output_ids"])[switch:]
+    after = reference.sampled(engine.server.other_model, PROMPT, answer["output_ids"])[switch:]
     assert logprobs_of(answer)[switch:] != pytest.approx(after, abs=1e-3)
-    await _check_new_weights(embedded, reference, "0.1")
+    if engine.server.traits.reports_kv_versions:
+        assert spans_of(answer, "kv_versions") == [("0.0", 0, 200)]
 
 
 async def test_an_aborted_request_goes_on_from_its_tokens_under_the_new_weights(
     engine: EngineCalls, reference: Reference
 ) -> None:
-    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
+    task = await engine.start_running(PROMPT, **LONG)
     await engine.ok("/pause_generation", mode="abort")
     partial = await task
     await engine.load(engine.server.other_model, "0.1")
@@ -125,7 +124,7 @@ async def test_an_aborted_request_goes_on_from_its_tokens_under_the_new_weights(
 
 
 async def test_an_update_of_a_running_engine_waits_for_what_runs(engine: EngineCalls) -> None:
-    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
+    task = await engine.start_running(PROMPT, **LONG)
     update = asyncio.create_task(engine.load(engine.server.other_model, "0.1"))
     await asyncio.sleep(0.05)
     late = engine.start(PROMPT, max_new_tokens=3, ignore_eos=True)
@@ -133,24 +132,22 @@ async def test_an_update_of_a_running_engine_waits_for_what_runs(engine: EngineC
     assert finish_of(answer) == "length"
     assert spans_of(answer) == [("0.0", 0, 200)]
     await update
-    if engine.server.is_embedded:
-        assert spans_of(await late) == [("0.1", 0, 3)]
-    await late
+    assert spans_of(await late) == [("0.1", 0, 3)]
 
 
 async def test_renaming_the_version_changes_the_label_and_nothing_else(engine: EngineCalls) -> None:
-    before = await engine.ok("/weights_checker", action="checksum")
-    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
+    before = await engine.checksums()
+    task = await engine.start_running(PROMPT, **LONG)
     answer = await engine.ok("/update_weight_version", new_version="3.7", abort_all_requests=False)
     assert answer["new_version"] == "3.7"
     assert not task.done()
     assert [span[0] for span in spans_of(await task)] == ["0.0", "3.7"]
     assert (await engine.info())["weight_version"] == "3.7"
-    assert (await engine.ok("/weights_checker", action="checksum"))["checksums"] == before["checksums"]
+    assert await engine.checksums() == before
 
 
 async def test_renaming_the_version_aborts_everything_unless_told_otherwise(engine: EngineCalls) -> None:
-    task = await engine.start_running(PROMPT, "long-request-0001", **LONG)
+    task = await engine.start_running(PROMPT, **LONG)
     await engine.ok("/update_weight_version", new_version="0.5")
     assert finish_of(await task) == "abort"
 

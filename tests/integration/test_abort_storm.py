@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+from engine_server import EngineCalls
+
+from tests.benchmarks.storm import Storm, StormPlan, StormReport
+
+NUM_ABORTS = 500
+NUM_ABORTS_UNPROTECTED = 100
+
+
+async def _blow(engine: EngineCalls, num_aborts: int, **faults: bool) -> StormReport:
+    client = engine.server.client()
+    plan = StormPlan((engine.server.model, engine.server.other_model), num_aborts, num_sessions=12)
+    report = await Storm(client, plan, **faults).run()
+    await client.close()
+    return report
+
+
+@pytest.mark.slow
+async def test_a_storm_of_aborts_loses_no_token_and_no_span_lies(engine: EngineCalls) -> None:
+    report = await _blow(engine, NUM_ABORTS)
+    assert report.aborts >= NUM_ABORTS
+    assert report.publishes > 10
+    assert (report.tokens_lost, report.tokens_twice) == (0, 0)
+    assert report.max_gap < 1e-3
+
+
+async def test_the_storm_finds_what_is_lost_when_partial_outputs_are_dropped(engine: EngineCalls) -> None:
+    assert (await _blow(engine, NUM_ABORTS_UNPROTECTED, is_forgetful=True)).tokens_lost > 0
+
+
+async def test_the_storm_finds_what_is_mislabelled_when_the_clients_clock_names_versions(engine: EngineCalls) -> None:
+    assert (await _blow(engine, NUM_ABORTS_UNPROTECTED, is_clocked=True)).max_gap > 0.01

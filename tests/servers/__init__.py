@@ -1,0 +1,1 @@
+"""Server processes that tests and benchmarks start."""
