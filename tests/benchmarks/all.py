@@ -6,8 +6,15 @@ import subprocess
 import sys
 
 BENCHMARKS = (
-    "session_cost", "rollout_overhead", "async_vs_sync", "gate", "abort_storm", "replay_gap", "fault_recovery", "control",
-)  # fmt: skip
+    "session_cost",
+    "rollout_overhead",
+    "async_vs_sync",
+    "gate",
+    "abort_storm",
+    "replay_gap",
+    "fault_recovery",
+    "control",
+)
 ON_REQUEST = ("abort_storm_sglang",)
 
 
