@@ -13,5 +13,9 @@ is drawn does not depend on what else runs. Floating-point sums do depend on it 
 ``--deterministic`` the engine computes in float64 and rounds log-probabilities to 2**-20, which leaves
 a chance of about 1e-9 a token that batching shows.
 
+A mixture of experts keeps the chosen experts of every position beside its KV. LoRA adapters are stacked, and
+each row of a step goes through its own; KV is shared only among requests of one adapter. Without adapters
+no module has a hook.
+
 One thread does everything: HTTP handlers run between two steps, so no state needs a lock.
 """

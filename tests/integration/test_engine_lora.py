@@ -57,9 +57,11 @@ async def _loaded(engine: EngineCalls, adapter: MadeAdapter, name: str | None = 
     """An adapter under a name of its own, unloaded in the end."""
     name = name or f"adapter-{next(_names):04d}"
     await engine.ok("/load_lora_adapter", lora_name=name, lora_path=str(adapter.folder))
-    yield name
-    await engine.post("/abort_request", abort_all=True)
-    await engine.post("/unload_lora_adapter", lora_name=name)
+    try:
+        yield name
+    finally:
+        await engine.post("/abort_request", abort_all=True)
+        await engine.post("/unload_lora_adapter", lora_name=name)
 
 
 async def _listed(engine: EngineCalls) -> list[str]:
@@ -209,7 +211,8 @@ async def test_unloading_waits_for_running_requests_while_others_flow(
 
 async def test_an_adapter_that_is_leaving_takes_no_new_request(embedded: EngineCalls, first: MadeAdapter) -> None:
     async with _loaded(embedded, first) as name:
-        await embedded.start_running(PROMPT, "last-of-its-kind", max_new_tokens=3500, ignore_eos=True, lora_path=name)
+        settings = {"max_new_tokens": 3500, "ignore_eos": True, "lora_path": name}
+        running = await embedded.start_running(PROMPT, "last-of-its-kind", **settings)
         unloading = asyncio.create_task(embedded.ok("/unload_lora_adapter", lora_name=name))
         body = generate_body(PROMPT, max_new_tokens=1, lora_path=name)
         async with asyncio.timeout(20):
@@ -218,6 +221,7 @@ async def test_an_adapter_that_is_leaving_takes_no_new_request(embedded: EngineC
         assert "is being unloaded" in response.text
         await embedded.ok("/abort_request", rid="last-of-its-kind")
         await unloading
+        assert finish_of(await running) == "abort"
         assert "is not loaded" in await embedded.refused("/generate", **body)
 
 
