@@ -57,12 +57,15 @@ class Sender:
         pieces = [tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in self._named(index)]
         broadcast(torch.cat(pieces), self._group)
 
-    def share(self) -> list[str]:
-        """Put all buckets into shared memory; returns a payload for each, good until the next call."""
+    def share(self, num_readers: int) -> list[list[str]]:
+        """Put all buckets into shared memory; returns for each a payload for every reader, good until the next call.
+
+        A payload serves one reader: reading gives back a count that keeps the memory alive.
+        """
         from agentrl.weights.payloads import shared_payload
 
         self._shared = [[(n, t.clone()) for n, t in self._named(i)] for i in range(len(self._buckets))]
-        return [shared_payload(pairs) for pairs in self._shared]
+        return [[shared_payload(pairs) for _ in range(num_readers)] for pairs in self._shared]
 
     def delta(self, old: str, new: str, target: str, full_above: float) -> int:
         """Encode what changed between two folders to a file; returns its bytes."""

@@ -10,6 +10,9 @@ from http import HTTPStatus
 from agentrl.protocols import Engine
 from agentrl.types.errors import EngineError, EngineRefusedError
 
+# The embedded engine then serves nothing of the update; SGLang has served its buckets already.
+_DISCARD = {"discard": True}
+
 
 @asynccontextmanager
 async def weight_update(engine: Engine) -> AsyncIterator[None]:
@@ -26,7 +29,7 @@ async def weight_update(engine: Engine) -> AsyncIterator[None]:
     except BaseException:
         if has_session:
             with contextlib.suppress(EngineError):
-                await engine.control("/end_weight_update", {})
+                await engine.control("/end_weight_update", _DISCARD)
         raise
     if has_session:
         await engine.control("/end_weight_update", {})
@@ -38,6 +41,6 @@ async def _begin(engine: Engine) -> bool:
     except EngineRefusedError as error:
         if error.status == HTTPStatus.NOT_FOUND:
             return False
-        await engine.control("/end_weight_update", {})
+        await engine.control("/end_weight_update", _DISCARD)
         await engine.control("/begin_weight_update", {})
     return True

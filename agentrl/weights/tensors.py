@@ -7,6 +7,7 @@ from typing import Any
 
 from agentrl.protocols import Engine
 from agentrl.types.batch import WeightsManifest
+from agentrl.types.errors import EngineError
 from agentrl.weights.buckets import Bucket
 from agentrl.weights.config import TensorTransportConfig
 from agentrl.weights.sender import SenderProcess
@@ -21,7 +22,7 @@ class TensorTransport:
     def __init__(self, config: TensorTransportConfig, load_s: float, flushes: bool, logs: Path) -> None:
         self._config, self._load_s, self._flushes, self._logs = config, load_s, flushes, logs
         self._senders: dict[str, SenderProcess] = {}
-        self._payloads: dict[str, list[str]] = {}
+        self._payloads: dict[str, list[list[str]]] = {}
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Put the staged weights into shared memory. Raises EngineError."""
@@ -31,22 +32,28 @@ class TensorTransport:
             sender = self._senders[engine.name] = await SenderProcess.start(name, self._logs / f"{name}.log")
         arguments = (manifest.path, self._config.bucket_bytes)
         await sender.call("open", *arguments, result=list[Bucket], deadline_s=self._load_s)
-        payloads = await sender.call("share", result=list[str], deadline_s=self._load_s)
+        payloads = await sender.call(
+            "share", self._config.ranks_per_engine, result=list[list[str]], deadline_s=self._load_s
+        )
         self._payloads[engine.name] = payloads
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Hand over one bucket's handles after the other; the last names the version. Raises EngineError."""
         payloads = self._payloads[engine.name]
         async with weight_update(engine):
-            for index, payload in enumerate(payloads):
+            for index, ranks in enumerate(payloads):
                 is_last = index == len(payloads) - 1
                 body: dict[str, Any] = {
-                    "serialized_named_tensors": [payload] * self._config.ranks_per_engine,
+                    "serialized_named_tensors": ranks,
                     "flush_cache": is_last and self._flushes,
                 }
                 if is_last:
                     body["weight_version"] = str(manifest.version)
-                await engine.update("/update_weights_from_tensor", body)
+                what = f"bucket {index + 1} of {len(payloads)}"
+                try:
+                    await engine.update("/update_weights_from_tensor", body)
+                except EngineError as error:
+                    raise EngineError(f"{what}: {error}") from error
 
     async def forget(self, engine: str) -> None:
         """End the engine's sender and free the memory that it shares."""

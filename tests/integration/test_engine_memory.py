@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from engine_server import EngineCalls, Reference, logprobs_of, spans_of
+
+PROMPT = [20, 31, 42, 53, 64, 75, 86]
+LONG = {"max_new_tokens": 400, "ignore_eos": True}
+
+
+@pytest.fixture
+async def spare(embedded: EngineCalls) -> AsyncIterator[EngineCalls]:
+    """An embedded engine that gets its memory and its weights back at the end."""
+    yield embedded
+    await embedded.post("/abort_request", abort_all=True)
+    await embedded.ok("/resume_memory_occupation")
+    await embedded.load(embedded.server.model, "0.0")
+
+
+async def test_released_memory_is_refused_to_generation_until_it_is_back(
+    spare: EngineCalls, reference: Reference
+) -> None:
+    await spare.generate(PROMPT, max_new_tokens=5, ignore_eos=True)
+    await spare.ok("/pause_generation", mode="abort")
+    response = await spare.post("/release_memory_occupation")
+    assert (response.status_code, response.json()) == (200, None)
+    await spare.ok("/continue_generation")
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+    assert "KV cache is released" in await spare.refused("/generate", **body)
+    assert (await spare.post("/resume_memory_occupation")).json() is None
+    assert "update all weights first" in await spare.refused("/generate", **body)
+    await spare.load(spare.server.other_model, "0.1")
+    answer = await spare.generate(PROMPT, max_new_tokens=10, ignore_eos=True)
+    assert spans_of(answer) == [("0.1", 0, 10)]
+    assert answer["meta_info"]["cached_tokens"] == 0
+    expected = reference.sampled(spare.server.other_model, PROMPT, answer["output_ids"])
+    assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
+
+
+async def test_a_released_cache_alone_comes_back_with_the_same_weights(
+    spare: EngineCalls, reference: Reference
+) -> None:
+    await spare.ok("/release_memory_occupation", tags=["kv_cache"])
+    await spare.ok("/resume_memory_occupation", tags=["kv_cache"])
+    answer = await spare.generate(PROMPT, **LONG)
+    expected = reference.sampled(spare.server.model, PROMPT, answer["output_ids"])
+    assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
+
+
+async def test_memory_that_requests_use_is_not_released(spare: EngineCalls) -> None:
+    task = await spare.start_running(PROMPT, "holds-memory-0001", **LONG)
+    assert "requests hold memory" in await spare.refused("/release_memory_occupation")
+    await spare.ok("/pause_generation", mode="in_place")
+    assert "requests hold memory" in await spare.refused("/release_memory_occupation")
+    await spare.ok("/continue_generation")
+    assert len((await task)["output_ids"]) == 400
+
+
+async def test_retracted_requests_go_on_once_cache_and_weights_are_back(
+    spare: EngineCalls, reference: Reference
+) -> None:
+    task = await spare.start_running(PROMPT, "retracted-for-memory-0001", **LONG)
+    await spare.ok("/pause_generation", mode="retract")
+    await spare.ok("/release_memory_occupation")
+    assert "KV cache is released" in await spare.refused("/continue_generation")
+    await spare.ok("/resume_memory_occupation")
+    assert "update all weights first" in await spare.refused("/continue_generation")
+    await spare.load(spare.server.other_model, "0.1")
+    await spare.ok("/continue_generation")
+    answer = await task
+    (_, _, switch), (version, _, end) = spans_of(answer)
+    assert (version, end) == ("0.1", 400)
+    expected = reference.sampled(spare.server.other_model, PROMPT, answer["output_ids"])[switch:]
+    assert logprobs_of(answer)[switch:] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("tags", ["kv_cache", ["cuda_graph"], [7]])
+async def test_unknown_tags_are_named(spare: EngineCalls, tags: object) -> None:
+    assert "tags must be some of" in await spare.refused("/release_memory_occupation", tags=tags)
