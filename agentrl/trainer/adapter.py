@@ -35,13 +35,13 @@ def stage_adapter(
     """
     weights = {_peft_name(n): t for n, t in full_weights(policy, adapter_names(policy)).items()}
     if dist.get_rank() != 0:
-        return WeightsManifest(name, version, str(folder), {}, 0, "adapter")
+        return WeightsManifest(name, version, str(folder), {}, 0, kind="adapter")
     with new_folder(folder, version) as staging:
         save_file(weights, staging / _WEIGHTS, metadata={"format": "pt"})
         (staging / _SETTINGS).write_text(json.dumps(_settings(config, source), indent=2) + "\n")
     num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
     checksums = {n: tensor_checksum(tensor) for n, tensor in weights.items()}
-    return WeightsManifest(name, version, str(folder), checksums, num_bytes, "adapter")
+    return WeightsManifest(name, version, str(folder), checksums, num_bytes, kind="adapter")
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:

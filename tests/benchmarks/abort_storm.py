@@ -1,7 +1,8 @@
 """Ten thousand aborts while weights change: is a token lost, is one counted twice, does a span lie?
 
-Figures over the embedded engine: `aborts`, `tokens_lost`, `tokens_twice`, and `max_gap`, the largest difference in
-nats between a recorded log-probability and its recomputation under the version that its span names.
+Figures over the embedded engine: `aborts`, of which `aborts_with_tokens` had drawn some, `tokens_lost`,
+`tokens_twice`, and `max_gap`, the largest difference in nats between a recorded log-probability and its
+recomputation under the version that its span names.
 `found_without_protection`: a shorter storm in which partial outputs are thrown away finds lost tokens, and one in
 which the client's clock names the versions finds a gap.
 """
@@ -43,6 +44,7 @@ async def measure(client: EngineClient, plan: StormPlan, benchmark: str) -> None
     report(
         benchmark,
         aborts=whole.aborts,
+        aborts_with_tokens=whole.aborts_with_tokens,
         tokens_lost=whole.tokens_lost,
         tokens_twice=whole.tokens_twice,
         max_gap=whole.max_gap,

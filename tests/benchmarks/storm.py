@@ -42,7 +42,7 @@ class StormPlan:
     models: tuple[Path, Path]
     num_aborts: int
     num_sessions: int = 12
-    max_calm_s: float = 0.03
+    max_calm_s: float = 0.1
     limits: Limits = LIMITS
     deadline_s: float = 600.0
     seed: int = 0
@@ -55,6 +55,7 @@ class StormReport:
     """
 
     aborts: int
+    aborts_with_tokens: int
     publishes: int
     episodes: int
     sampled_tokens: int
@@ -136,6 +137,7 @@ class Storm:
         trajectories = [t for episode in self._episodes for t in build_trajectories(episode)]
         return StormReport(
             aborts=self._recorder.aborts,
+            aborts_with_tokens=self._recorder.aborts_with_tokens,
             publishes=self._loaded.step,
             episodes=len(self._episodes),
             sampled_tokens=sum(episode.num_sampled_tokens for episode in self._episodes),

@@ -27,13 +27,15 @@ class RecordingEngine(EngineLayer):
 
     def __init__(self, engine: EngineClient) -> None:
         super().__init__(engine)
-        self.aborts = 0
+        self.aborts = self.aborts_with_tokens = 0
         self.delivered: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
 
     async def generate(self, request: GenerationRequest) -> Generation:
         part = await super().generate(request)
         self.delivered[request.session][len(request.conversation)] += part.token_ids.tolist()
-        self.aborts += part.finish is FinishReason.ABORT
+        is_abort = part.finish is FinishReason.ABORT
+        self.aborts += is_abort
+        self.aborts_with_tokens += is_abort and len(part.token_ids) > 0
         return part
 
 

@@ -4,6 +4,7 @@ import pytest
 from engine_server import EngineCalls
 
 from tests.benchmarks.storm import Storm, StormPlan, StormReport
+from tests.benchmarks.storm_verdict import count_common
 
 NUM_ABORTS = 500
 NUM_ABORTS_UNPROTECTED = 100
@@ -21,6 +22,7 @@ async def _blow(engine: EngineCalls, num_aborts: int, **faults: bool) -> StormRe
 async def test_a_storm_of_aborts_loses_no_token_and_no_span_lies(engine: EngineCalls) -> None:
     report = await _blow(engine, NUM_ABORTS)
     assert report.aborts >= NUM_ABORTS
+    assert report.aborts_with_tokens > 20
     assert report.publishes > 10
     assert (report.tokens_lost, report.tokens_twice) == (0, 0)
     assert report.max_gap < 1e-3
@@ -32,3 +34,11 @@ async def test_the_storm_finds_what_is_lost_when_partial_outputs_are_dropped(eng
 
 async def test_the_storm_finds_what_is_mislabelled_when_the_clients_clock_names_versions(engine: EngineCalls) -> None:
     assert (await _blow(engine, NUM_ABORTS_UNPROTECTED, is_clocked=True)).max_gap > 0.01
+
+
+@pytest.mark.parametrize(
+    ("given", "kept", "common"),
+    [([1, 2, 3], [1, 2, 3], 3), ([1, 2, 3, 4], [1, 4], 2), ([1, 2], [1, 2, 1, 2], 2), ([1, 2], [3], 0)],
+)
+def test_lost_and_repeated_tokens_are_what_two_sides_do_not_share(given: list, kept: list, common: int) -> None:
+    assert count_common(given, kept) == common

@@ -36,3 +36,10 @@ def test_no_schedule_of_aborts_changes_a_token_a_logprob_or_a_span(chat, cuts, m
     sampled = np.concatenate([n.token_ids for n in aborted.nodes if n.sample is not None])
     assert sampled.tolist() == engine.delivered
     assert sum(turn.aborts for turn in aborted.turns) == len(engine.requests) - 3
+
+
+def test_every_request_has_an_id_of_its_own_and_none_begins_another(chat):
+    _, engine, _ = asyncio.run(converse(chat, [2, 0, 3], moves=True))
+    ids = [request.rid for request in engine.requests]
+    assert len(set(ids)) == len(ids) == 6
+    assert {len(rid) for rid in ids} == {32}
