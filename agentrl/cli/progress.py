@@ -105,6 +105,7 @@ def print_summary(summary: RunSummary) -> None:
         f"{summary.aborted_generations} generations aborted and resumed, {summary.regenerated_requests} regenerated; "
         f"staleness at most {summary.max_staleness} steps"
     )
-    console.print(f"look at: {summary.run / 'curve.png'}")
+    curve = summary.run / "curve.png"
+    console.print(f"look at: {curve if curve.exists() else summary.run / 'metrics.jsonl'}")
     console.print(f"         agentrl show {summary.run}          an episode, token by token")
     console.print(f"         tensorboard --logdir {summary.run / 'tensorboard'}")

@@ -198,7 +198,8 @@ class WarmStart:
                 nats = await trainer.supervised_loss(pool.check) / len(pool.check)
                 if lesson.enough_nats is not None and nats <= lesson.enough_nats:
                     last = step
-            self._observer.on_progress(step, last, f"{loss:.3f} nats a token, {nats:.2f} an unseen episode")
+            unseen = f", {nats:.2f} an unseen episode" if math.isfinite(nats) else ""
+            self._observer.on_progress(step, last, f"{loss:.3f} nats a token{unseen}")
         return step, nats
 
     def _teacher(self, limits: Limits) -> Teacher:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.base import ConfigModel
 
@@ -33,20 +33,27 @@ class ModelShape(ConfigModel):
 class OptimizerConfig(ConfigModel):
     """The optimizer of a policy."""
 
-    kind: Literal["adamw", "sgd", "muon"] = "adamw"
-    """AdamW; SGD with momentum; or Muon on the matrices of the blocks and AdamW on the rest."""
+    kind: Literal["adamw", "sgd", "adaptive_sgd", "muon"] = "adamw"
+    """AdamW; SGD with momentum; the same with a rate that falls with the share of noise in the gradient; or Muon
+    on the matrices of the blocks and AdamW on the rest."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Step size; 1e-6 for RL of pretrained models with AdamW, far larger for tiny ones and for SGD."""
     rest_learning_rate: Annotated[float, Field(gt=0)] = 4e-3
     """Step size of AdamW beside Muon: embeddings, norms and biases."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of SGD and Muon; first beta of AdamW."""
+    """Momentum of the SGDs and Muon; first beta of AdamW."""
     second_beta: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Second beta of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay: decoupled for AdamW and Muon, added to the gradient for SGD."""
+    """Weight decay: decoupled for AdamW and Muon, added to the gradient for SGD; adaptive SGD has none."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients of a larger norm are scaled down to it; counted as ``trainer/grad_norm``."""
+
+    @model_validator(mode="after")
+    def _can_tell_noise(self) -> OptimizerConfig:
+        if self.kind == "adaptive_sgd" and self.momentum == 0:
+            raise ValueError("adaptive_sgd tells signal from noise by its momentum, which must be above 0")
+        return self
 
 
 class LoraConfig(ConfigModel):

@@ -39,6 +39,7 @@ FIRST = PolicyVersion(0, 0)
 OPTIMIZERS = {
     "adamw": OptimizerConfig(kind="adamw", learning_rate=1e-4, weight_decay=0.1),
     "sgd": OptimizerConfig(kind="sgd", learning_rate=0.1, max_grad_norm=0.5),
+    "adaptive_sgd": OptimizerConfig(kind="adaptive_sgd", learning_rate=1.0, momentum=0.1, max_grad_norm=0.5),
     "muon": OptimizerConfig(kind="muon", learning_rate=1e-3, rest_learning_rate=1e-4),
 }
 ALGORITHM = AlgorithmConfig(correction=TisConfig(level="turn"))

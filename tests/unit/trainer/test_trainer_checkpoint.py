@@ -20,7 +20,7 @@ from agentrl.types.version import PolicyVersion
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-KINDS = ("adamw", "sgd", "muon")
+KINDS = ("adamw", "sgd", "adaptive_sgd", "muon")
 V1 = PolicyVersion(0, 1)
 
 
