@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -164,7 +164,7 @@ class EngineClient:
             await self._check_has_adapter(self._shelf.newest)
             return Receipt(self.name, self._shelf.newest.version, {}, time.monotonic() - start, 0)
         answer = await self._control("/weights_checker", {"action": "checksum"}, self._config.load_s)
-        checksums = {checksum_key(info.get("dtype"), k): v for k, v in answer.get("checksums", {}).items()}
+        checksums = {checksum_key(info.get("dtype"), name): digest for name, digest in _checksums(answer)}
         return Receipt(self.name, self._served_version(info), checksums, time.monotonic() - start, 0)
 
     async def model_info(self) -> dict[str, Any]:
@@ -269,6 +269,14 @@ class EngineClient:
         """Tell the engine that nobody waits; the answer does not matter, nor does it if it is gone."""
         with contextlib.suppress(httpx.HTTPError, TimeoutError):
             await self._post("/abort_request", orjson.dumps({"rid": rid}), self._config.control_s)
+
+
+def _checksums(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Digests by name. SGLang's are of a kind of their own, by rank, so their names must not be those of ours."""
+    yield from answer.get("checksums", {}).items()
+    for number, rank in enumerate(answer.get("ranks", [])):
+        for name, digest in rank.get("checksums", {}).items():
+            yield f"rank-{number}/{name}", digest
 
 
 def _decoded(response: httpx.Response) -> Any:

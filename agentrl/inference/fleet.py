@@ -66,7 +66,7 @@ class Member:
 
     @property
     def gone(self) -> asyncio.Future[None]:
-        """Done once the engine is dead."""
+        """Done once the engine is dead, or was set aside and given up."""
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
         return self._gone
@@ -80,6 +80,11 @@ class Member:
         """Tell everybody who waits for a reply that none will come."""
         if not self.gone.done():
             self.gone.set_result(None)
+
+    def unbury(self) -> None:
+        """Replies may come again."""
+        if self.gone.done():
+            self._gone = None
 
     def replace_by(self, engine: Engine) -> None:
         """Another process has taken this one's place."""
@@ -154,6 +159,7 @@ class Fleet:
             member.served = [*member.served, member.proving][-_KEPT_VERSIONS:]
         self._end_proof(member)
         if member.state is not EngineState.DEAD:
+            member.unbury()
             self._move(member, EngineState.HEALTHY, "")
 
     def disproven(self, name: str, reason: str) -> None:
@@ -162,6 +168,11 @@ class Fleet:
         if member.state is not EngineState.DEAD:
             self._move(member, EngineState.STALE, reason)
         self._end_proof(member)
+
+    def abandon(self, name: str) -> None:
+        """Replies that an engine set aside has not given by now are not waited for; they go elsewhere."""
+        if self.members[name].state is not EngineState.HEALTHY:
+            self.members[name].bury()
 
     async def wait_for_change(self) -> None:
         """Waits for: any change of state. Unblocked by: it; callers set the deadline."""

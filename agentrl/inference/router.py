@@ -9,7 +9,7 @@ from dataclasses import replace
 from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import Engine
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.generation import Generation, GenerationRequest
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion
 
 _PREFIX_TOKENS = 256
@@ -23,14 +23,15 @@ class EngineRouter:
     An engine that does not serve gets no request; its sessions go on elsewhere from their tokens. A
     request that an engine dropped without an answer, or answered under a version that nobody has proven
     (the publish fence), is sent again, once to each engine: nothing of it was committed. The first kind
-    is counted in `regenerated`, the second also in `fenced`. With no engine left to try, a request waits
-    `wait_s` for one to come back.
+    is counted in `regenerated`, the second also in `fenced`; replies that an abort cut short are counted in
+    `interrupted`. With no engine left to try, a request waits `wait_s` for one to come back.
     """
 
     def __init__(self, fleet: Fleet, wait_s: float = 0.0) -> None:
         self.fleet = fleet
         self.regenerated = 0
         self.fenced = 0
+        self.interrupted = 0
         self._wait_s = wait_s
         self._load: Counter[str] = Counter()
         self._home: dict[str, str] = {}
@@ -56,6 +57,7 @@ class EngineRouter:
             try:
                 generation = await self._ask(member, replace(request, expects=since))
                 if await self._passes_fence(member, since, generation):
+                    self.interrupted += generation.finish is FinishReason.ABORT
                     return generation
                 self.fenced += 1
                 last = _fence_error(member, since, generation)
@@ -87,7 +89,7 @@ class EngineRouter:
         asking.cancel()
         self._abandoned.add(asking)
         asking.add_done_callback(self._abandoned.discard)
-        raise EpisodeError(Boundary.ENGINE, "unreachable", f"{engine.name} died: {member.reason}")
+        raise EpisodeError(Boundary.ENGINE, "unreachable", f"{engine.name} gives no reply any more: {member.reason}")
 
     async def _passes_fence(self, member: Member, since: PolicyVersion, generation: Generation) -> bool:
         """Whether the engine is proven to have held every version that the tokens name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.buffer.frontier import FrontierState
@@ -25,6 +25,7 @@ from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.task import Split
 from agentrl.types.version import PolicyVersion
+from agentrl.weights.adapter import ADAPTER_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ async def _assemble(
     environments: EnvironmentHost,
 ) -> RunParts:
     name, policy = next(iter(config.policies.items()))
-    model = start.checkpoint or policy.model
+    # With LoRA engines keep the base weights, and a checkpoint's adapter comes to them as every later one does.
+    model = policy.model if policy.trainer.lora is not None else start.checkpoint or policy.model
     chat = ChatFormat.load(model, policy.chat)
     async with asyncio.TaskGroup() as starting:
         engines = starting.create_task(runtime.start_engines(name, model, start.version))
@@ -115,6 +117,11 @@ async def _assemble(
         await trainer.result().restore(start.checkpoint)
     first = WeightsManifest(name, start.version, str(model.resolve()), {}, 0)
     serving = build_serving(policy, engines.result(), runtime, first, run.logs)
+    if policy.trainer.lora is not None and start.checkpoint is not None:
+        adapter = replace(first, path=str((start.checkpoint / ADAPTER_FOLDER).resolve()), kind="adapter")
+        await serving.publisher.publish(adapter)
+        if evaluator is not None:
+            await evaluator.result().load(adapter)
     buffer = MemoryBuffer(
         config.buffer,
         places=config.rollout.concurrency,

@@ -17,7 +17,7 @@ from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineC
 from agentrl.rollouts.config import RolloutConfig, ScaffoldConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import TrainerConfig
-from agentrl.weights.config import PublishConfig
+from agentrl.weights.config import AdapterTransportConfig, PublishConfig
 
 
 class PolicyConfig(ConfigModel):
@@ -39,6 +39,16 @@ class PolicyConfig(ConfigModel):
     """How rewards become a gradient."""
     publish: PublishConfig = PublishConfig()
     """How its weights reach the engines."""
+
+    @model_validator(mode="after")
+    def _sends_what_it_trains(self) -> PolicyConfig:
+        sends_adapter = isinstance(self.publish.transport, AdapterTransportConfig)
+        if sends_adapter != (self.trainer.lora is not None):
+            raise ValueError(
+                'trainer.lora and publish.transport.kind = "adapter" belong together: adapters are all that is '
+                "trained, and all that is sent"
+            )
+        return self
 
 
 class EvaluationConfig(ConfigModel):

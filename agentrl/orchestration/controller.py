@@ -254,7 +254,7 @@ class Controller:
             first_evaluation=self._evaluations[0] if self._evaluations else None,
             last_evaluation=self._evaluations[-1] if self._evaluations else None,
             seconds=seconds,
-            aborted_generations=self._recorder.totals["aborted_generations"],
+            aborted_generations=sum(parts.serving.router.interrupted for parts in self._parts.policies.values()),
             regenerated_requests=sum(parts.serving.router.regenerated for parts in self._parts.policies.values()),
             max_staleness=self._recorder.max_staleness,
             goodput=self._buffer.ledger.goodput(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Protocol
 
 from agentrl import codec
@@ -70,7 +71,6 @@ class Recorder:
         self._counts: Counter[str] = Counter()
         self._kept_group: int | None = None
         self._last_step_at = time.monotonic()
-        self.totals: Counter[str] = Counter()
         self.max_staleness = 0
 
     def write_ledger_line(self, line: LedgerLine) -> None:
@@ -88,18 +88,16 @@ class Recorder:
         if episode.failure is not None:
             self._counts["failed"] += 1
             self._counts[f"failed_{episode.failure.boundary}_{episode.failure.kind}"] += 1
-            self._failed_episodes.append(codec.to_json(episode).decode())
+            self._failed_episodes.append(_for_people(episode))
         elif episode.stop_reason is not None:
             self._counts[f"stopped_{episode.stop_reason}"] += 1
         if self._kept_group is None:
             self._kept_group = episode.ticket.group
         if episode.ticket.group == self._kept_group:
-            self._train_episodes.append(codec.to_json(episode).decode())
+            self._train_episodes.append(_for_people(episode))
 
     def record_publish(self, receipts: list[Receipt]) -> None:
         """Count a publication."""
-        self.totals["publications"] += 1
-        self.totals["aborted_generations"] += sum(receipt.aborted for receipt in receipts)
         self._counts["publish_ms"] += round(1000 * max(receipt.seconds for receipt in receipts))
         self._counts["published"] += 1
 
@@ -122,7 +120,7 @@ class Recorder:
         """Write an evaluation and draw the curve anew."""
         self._sinks.write(evaluation.version.step, evaluation.metrics())
         for episode in evaluation.sample:
-            self._heldout_episodes.append(codec.to_json(episode).decode())
+            self._heldout_episodes.append(_for_people(episode))
         self._observer.on_evaluation(evaluation)
         await asyncio.to_thread(draw_curve, self._run.metrics, self._run.curve, self._title)
 
@@ -148,6 +146,15 @@ class Recorder:
             if name.startswith(("failed_", "stopped_")):
                 metrics[f"rollout/{name}_fraction"] = count / episodes
         return metrics
+
+
+def _for_people(episode: Episode) -> str:
+    """An episode as JSON, without the experts of every position, which nobody reads."""
+    nodes = [
+        replace(node, sample=replace(node.sample, routed_experts=None)) if node.sample is not None else node
+        for node in episode.nodes
+    ]
+    return codec.to_json(replace(episode, nodes=tuple(nodes))).decode()
 
 
 def _batch_metrics(batch: TrainBatch) -> dict[str, float]:

@@ -17,7 +17,6 @@ from agentrl.trainer.staging import new_folder
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
 
-ADAPTER_FOLDER = "adapter"  # in a checkpoint; beside its merged weights a loader with PEFT would apply it again
 _WEIGHTS = "adapter_model.safetensors"
 _SETTINGS = "adapter_config.json"
 _PREFIX = "base_model.model."

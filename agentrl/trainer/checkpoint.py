@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from agentrl.inference.checksum import checksum_key, tensor_checksum
-from agentrl.trainer.adapter import ADAPTER_FOLDER, adapter_names, read_adapter
+from agentrl.trainer.adapter import adapter_names, read_adapter
 from agentrl.trainer.lora import merge_adapters
 from agentrl.trainer.model import PolicyModel, assign_weights, full_weights
 from agentrl.trainer.optimizer import OptimizerSet
@@ -25,6 +25,7 @@ from agentrl.trainer.staging import new_folder
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import StorageError
 from agentrl.types.version import PolicyVersion
+from agentrl.weights.adapter import ADAPTER_FOLDER
 from agentrl.weights.experts import join_experts, split_experts
 
 _WEIGHTS = "model.safetensors"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
-from agentrl.trainer.adapter import ADAPTER_FOLDER, stage_adapter
+from agentrl.trainer.adapter import stage_adapter
 from agentrl.trainer.canary import compute_canary
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
@@ -27,6 +27,7 @@ from agentrl.trainer.sequence import TokenSequence
 from agentrl.trainer.step import run_step, run_supervised
 from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
 from agentrl.types.version import PolicyVersion
+from agentrl.weights.adapter import ADAPTER_FOLDER
 
 _CANARY_TOKENS = 48
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from agentrl.protocols import Engine
 from agentrl.types.batch import WeightsManifest
 
+# In a checkpoint; beside its merged weights a loader with PEFT would apply it again.
+ADAPTER_FOLDER = "adapter"
+
 
 class AdapterTransport:
     """Engines load each version's adapter under a name of its own and serve it to generations that begin later.

@@ -16,6 +16,8 @@ from agentrl.types.errors import EngineError, PublishError
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.receipts import ReceiptBook, check_canary
 
+_GRACE_S = 0.2
+
 
 class StagedPublisher:
     """Publisher of one policy over its fleet.
@@ -124,9 +126,11 @@ class StagedPublisher:
         self.counts[f"publish/failed_{phase}"] += 1
         self._fleet.disproven(engine.name, f"{phase} of version {manifest.version} failed: {error}")
         await self._transport.forget(engine.name)
-        # If it is gone, so are its requests, and their sessions notice by themselves.
         with contextlib.suppress(EngineError):
             await engine.abort_all()
+        # SGLang gives back nothing that a pause holds, and an engine that is gone gives nothing at all.
+        await asyncio.sleep(_GRACE_S)
+        self._fleet.abandon(engine.name)
         return f"{engine.name}: {phase}: {error}"
 
     async def _wait_for_one(self, manifest: WeightsManifest) -> None:

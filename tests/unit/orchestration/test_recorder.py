@@ -105,11 +105,7 @@ async def test_a_steps_line_counts_its_episodes_and_its_batch(run, recorder):
         "time/wait_for_batch_s": 1.5,
     }
     assert {name: row[name] for name in expected} == pytest.approx(expected)
-    assert (recorder.max_staleness, recorder.totals["aborted_generations"], recorder.totals["publications"]) == (
-        1,
-        7,
-        1,
-    )
+    assert recorder.max_staleness == 1
 
 
 async def test_counts_begin_anew_after_each_step(run, recorder):

@@ -15,7 +15,7 @@ from trainer_reference import PLAIN, PLAIN_SGD, Weights, assert_moved_by, make_t
 from transformers import PreTrainedModel
 
 from agentrl.inference.checksum import tensor_checksum
-from agentrl.trainer.adapter import ADAPTER_FOLDER, stage_adapter
+from agentrl.trainer.adapter import stage_adapter
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import LoraConfig, OptimizerConfig, TrainerConfig
 from agentrl.trainer.model import PolicyModel, assign_weights, full_weights, load_policy
@@ -25,6 +25,7 @@ from agentrl.trainer.sequence import TokenSequence, supervised_sequence
 from agentrl.trainer.step import run_supervised
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
+from agentrl.weights.adapter import ADAPTER_FOLDER
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
