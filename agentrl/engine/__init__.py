@@ -13,5 +13,6 @@ is drawn does not depend on what else runs. Floating-point sums do depend on it 
 ``--deterministic`` the engine computes in float64 and rounds log-probabilities to 2**-20, which leaves
 a chance of about 1e-9 a token that batching shows.
 
-One thread does everything: HTTP handlers run between two steps, so no state needs a lock.
+One thread does all that is served: HTTP handlers run between two steps, so no state needs a lock. Other
+threads only read new weights into fresh memory; the exchange is a matter of pointers, between two steps.
 """
