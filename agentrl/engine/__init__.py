@@ -17,5 +17,6 @@ A mixture of experts keeps the chosen experts of every position beside its KV. L
 each row of a step goes through its own; KV is shared only among requests of one adapter. Without adapters
 no module has a hook.
 
-One thread does everything: HTTP handlers run between two steps, so no state needs a lock.
+One thread does all that is served: HTTP handlers run between two steps, so no state needs a lock. Other
+threads only read new weights into fresh memory; the exchange is a matter of pointers, between two steps.
 """

@@ -25,7 +25,8 @@ class UpdateRoutes:
     served together, with the one that names the version or else at the session's end; a session with a
     bucket that failed serves nothing, nor does one that ends with ``discard``. Two calls are our own:
     ``/stage_weights`` reads weights, from a folder or from tensors, while tokens are drawn, and
-    ``/swap_weights`` serves what was staged under a version; an update from the same folder does too.
+    ``/swap_weights`` serves what was staged under a version; an update from the same folder does too. With
+    ``in_place`` it needs no pause: it exchanges between two steps, as under a pause in place.
     """
 
     def __init__(self, scheduler: Scheduler, store: WeightStore, collective_s: float) -> None:
@@ -114,6 +115,8 @@ class UpdateRoutes:
         version = _text(body, "weight_version")
         if self._prepared is None or self._prepared.version != version:
             raise BadRequestError(f"nothing is staged as version {version}; call stage_weights first")
+        if body.get("in_place"):
+            return self._exchange(self._prepared.weights, version)
         return await self._serve(self._prepared.weights, version, body.get("flush_cache", True))
 
     async def _relabel(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +160,10 @@ class UpdateRoutes:
         self._check_flush(flushes)
         if flushes:
             self._scheduler.flush()
+        return self._exchange(staged, version)
+
+    def _exchange(self, staged: StagedWeights, version: str | None) -> dict[str, Any]:
+        """Serve from the next step on; requests that run go on with the KV they have."""
         self._store.swap(staged)
         self._scheduler.loaded(version)
         self._prepared = None

@@ -40,6 +40,7 @@ class FaultPhase(StrEnum):
     """The call at which it goes wrong."""
 
     GENERATE = "generate"
+    PREPARE = "prepare"
     PAUSE = "pause"
     SWAP = "swap"
     RECEIPT = "receipt"
@@ -139,8 +140,9 @@ class ChaosEngine:
         return await self._engine.control(path, body)
 
     async def update(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A call that moves weights."""
-        return await self._call(FaultPhase.SWAP, lambda: self._engine.update(path, body))
+        """A call that moves weights; staging them is a phase of its own."""
+        phase = FaultPhase.PREPARE if path == "/stage_weights" else FaultPhase.SWAP
+        return await self._call(phase, lambda: self._engine.update(path, body))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -3,13 +3,11 @@
 The engine follows a script whose replies have long-tailed latencies (95th percentile ten times the median),
 proportional to their lengths; the trainer takes a fixed time; both are interrupted and published to like
 real ones. Controller, buffer, publisher, router, sessions, runner and the SQL environment are the real ones.
-All of it runs on a virtual clock, so no figure depends on what else the machine does. 32 episodes a step, 32
-places.
+All of it runs on a virtual clock, so no figure depends on the machine. 32 episodes a step, 32 places.
 
 Figures per policy: `rate_ratio` of episodes a second to bound 0; `slot_utilisation`, the mean share of places
 with a generation in flight; `length_ratio`, mean length of the trained over that of all dispatched episodes,
-in tokens of the script, leaving out those dispatched in the last steps, which nobody waits for;
-`masked_token_fraction` of the tokens that were taken.
+in tokens of the script, but for those of the last steps; `masked_token_fraction` of the tokens that were taken.
 """
 
 from __future__ import annotations
@@ -108,6 +106,9 @@ class TailEngine:
 
     async def receipt(self) -> Receipt:
         return Receipt(self.name, self.version, {}, 0.0, 0)
+
+    async def update(self, path: str, body: dict[str, str]) -> None:
+        return
 
     async def _until_paused(self, rest: np.ndarray) -> np.ndarray:
         loop = asyncio.get_running_loop()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from agentrl.types.batch import Receipt, WeightsManifest
-from agentrl.types.errors import EngineError
+from agentrl.types.errors import EngineError, EngineRefusedError
 from agentrl.types.version import PolicyVersion
 
 OLD, NEW = PolicyVersion(0, 3), PolicyVersion(0, 4)
@@ -57,6 +57,9 @@ class RecordingEngine:
     async def probe(self) -> PolicyVersion:
         await self._call("probe")
         return self.version
+
+    async def update(self, path: str, body: dict[str, str]) -> dict[str, str]:
+        raise EngineRefusedError(f"{path} is not served", 404)
 
     async def abort_all(self) -> None:
         await self._call("abort_all")
