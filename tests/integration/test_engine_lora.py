@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_server import EngineCalls, EngineServer, Reference, finish_of, generate_body, logprobs_of
+from engine_server import EngineCalls, Reference, finish_of, generate_body, logprobs_of
 from lora_adapters import MadeAdapter, make_adapter
 from safetensors.torch import save_file
 
@@ -22,25 +22,16 @@ V1, V2 = PolicyVersion(0, 1), PolicyVersion(0, 2)
 _names = itertools.count()
 
 
-@pytest.fixture
-async def lora_engine(engine_server: EngineServer) -> AsyncIterator[EngineCalls]:
-    """A server that takes adapters."""
-    calls = EngineCalls(engine_server)
-    yield calls
-    await calls.restore()
-    await calls.http.aclose()
+@pytest.fixture(scope="module")
+def first(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> MadeAdapter:
+    return make_adapter(engine_model, tmp_path_factory.mktemp("first"), seed=1)
 
 
 @pytest.fixture(scope="module")
-def first(engine_server: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> MadeAdapter:
-    return make_adapter(engine_server.model, tmp_path_factory.mktemp("first"), seed=1)
-
-
-@pytest.fixture(scope="module")
-def second(engine_server: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> MadeAdapter:
+def second(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> MadeAdapter:
     """Of another rank, and of fewer modules."""
     folder = tmp_path_factory.mktemp("second")
-    return make_adapter(engine_server.model, folder, seed=2, rank=7, modules=("q_proj", "v_proj", "down_proj"))
+    return make_adapter(engine_model, folder, seed=2, rank=7, modules=("q_proj", "v_proj", "down_proj"))
 
 
 @pytest.fixture

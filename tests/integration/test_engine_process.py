@@ -16,7 +16,7 @@ NOBODY_LISTENS = "http://127.0.0.1:9"
 
 
 def _launch(model: Path, logs: Path, **config: object) -> EngineLaunch:
-    return EngineLaunch("main-0", model, FIRST, EmbeddedEngineConfig(**config), False, logs)
+    return EngineLaunch("main", "main-0", model, FIRST, EmbeddedEngineConfig(**config), False, logs)
 
 
 async def test_a_missing_model_folder_is_a_configuration_error_with_the_log(tmp_path: Path) -> None:

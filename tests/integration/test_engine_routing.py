@@ -1,39 +1,21 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_server import EngineCalls, EngineServer, copy_model, finish_of, generate_body, running_engine
+from engine_server import EngineCalls, finish_of, generate_body
 from transformers import AutoModelForCausalLM
 
-from agentrl.testing.tiny_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K, make_tiny_moe_model
+from agentrl.testing.tiny_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 
 PROMPT = [(11 * n) % 280 + 10 for n in range(90)]  # more than one step's prompt tokens
 WANTED = {"return_routed_experts": True, "ignore_eos": True}
 Router = Callable[[list[int]], np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def moe_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    folder = tmp_path_factory.mktemp("moe-engine")
-    model = make_tiny_moe_model(folder / "model")
-    other = copy_model(model, folder / "other", seed=1)
-    with running_engine(model, folder / "log", "--max-running-requests", "6", "--prefill-tokens", "64") as url:
-        yield EngineServer(url, model, other)
-
-
-@pytest.fixture
-async def moe_engine(moe_server: EngineServer) -> AsyncIterator[EngineCalls]:
-    """A server of a mixture of experts that reports the routing."""
-    calls = EngineCalls(moe_server)
-    yield calls
-    await calls.restore()
-    await calls.http.aclose()
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ class CrossedTransport(DiskTransport):
     """Sends one engine other weights than the manifest's."""
 
     def __init__(self, victim: str, wrong: Path) -> None:
+        super().__init__()
         self._victim, self._wrong = victim, wrong
 
     async def send(self, engine: EngineClient, manifest: WeightsManifest) -> None:
@@ -171,7 +172,9 @@ async def test_a_publish_that_reaches_no_engine_names_phase_engine_and_cause(
     router = _router(fleet)
     publisher = _publisher(router)
     missing = dataclasses.replace(_manifest(other_model), path="/no/such/folder")
-    with pytest.raises(PublishError, match=r"version 0.1 of policy 'main' reached no engine: a: swap of .*b: swap of "):
+    with pytest.raises(
+        PublishError, match=r"version 0.1 of policy 'main' reached no engine: a: prepare of .*b: prepare of "
+    ):
         await publisher.publish(missing)
     manifest = _manifest(other_model)
     name = next(iter(manifest.checksums))
@@ -203,10 +206,10 @@ async def test_a_killed_engine_is_set_aside_and_its_sessions_finish_on_the_other
 
     receipts = await publisher.publish(_manifest(other_model))
     assert [receipt.engine for receipt in receipts] == ["engine"]
-    assert "pause of version 0.1 failed" in router.fleet.aside["doomed"]
+    assert "prepare of version 0.1 failed" in router.fleet.aside["doomed"]
     assert router.fleet.healthy == ["engine"]
     alone = _publisher(EngineRouter(Fleet([doomed.client], FIRST)))
-    with pytest.raises(PublishError, match=r"reached no engine: doomed: pause of version 0.1 failed: .*ConnectError"):
+    with pytest.raises(PublishError, match=r"reached no engine: doomed: prepare of version 0.1 failed: .*ConnectError"):
         await alone.publish(_manifest(other_model))
     await doomed.close()
     await doomed.close()

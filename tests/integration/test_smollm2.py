@@ -141,7 +141,7 @@ def test_a_reply_that_was_cut_off_is_closed_and_its_call_is_an_error(chat: ChatF
 async def test_trainer_engine_and_plain_torch_give_the_same_logprobs(
     folder: Path, policy: PolicyModel, plain: PreTrainedModel, sequences: list[TokenSequence], tmp_path: Path
 ):
-    launch = EngineLaunch("smollm2", folder, FIRST, EmbeddedEngineConfig(), False, tmp_path)
+    launch = EngineLaunch("main", "smollm2", folder, FIRST, EmbeddedEngineConfig(), False, tmp_path)
     engine = await EngineProcess.start(launch, ClientConfig(), PublishConfig())
     try:
         scored = [await engine.client.score(s.token_ids.tolist()) for s in sequences]

@@ -172,6 +172,9 @@ async def test_a_stopped_engine_holds_nobody_and_is_named_with_its_phase(
     receipts = await publisher.publish(_manifest(other_model))
     assert time.monotonic() - started < 60
     assert [(receipt.engine, receipt.version) for receipt in receipts] == [("engine", SECOND)]
+    async with asyncio.timeout(60):
+        while "doomed" not in router.fleet.aside:
+            await router.fleet.wait_for_change()
     assert "swap of version 0.1 failed" in router.fleet.aside["doomed"]
     (parts,) = await asyncio.gather(_play(router, "session-0000", LONG_SEEDS[0]))
     assert _check(parts, {SECOND: other_model}, reference) == {SECOND}
