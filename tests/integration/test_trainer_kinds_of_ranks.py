@@ -22,6 +22,8 @@ from agentrl.types.batch import StepReport, TrainBatch, TrainEpisode, TrainTraje
 from agentrl.types.trajectory import build_trajectories
 from agentrl.types.version import PolicyVersion
 
+pytestmark = pytest.mark.storm
+
 Weights = dict[str, torch.Tensor]
 V0, V1, V2 = (PolicyVersion(0, step) for step in range(3))
 ALGORITHM = AlgorithmConfig()

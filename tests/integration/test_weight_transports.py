@@ -35,6 +35,8 @@ from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl.weights.tensors import TensorTransport
 
+pytestmark = pytest.mark.storm
+
 FIRST, SECOND, THIRD = (PolicyVersion(0, step) for step in range(3))
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 NUM_TOKENS = 160
@@ -199,6 +201,9 @@ async def test_a_sender_killed_in_mid_broadcast_costs_only_its_engine_and_names_
     publisher = _publisher(router, transport)
     receipts = await publisher.publish(_manifest(other_model))
     assert [receipt.engine for receipt in receipts] == ["a"]
+    async with asyncio.timeout(60):
+        while "b" not in router.fleet.aside:
+            await router.fleet.wait_for_change()
     assert "swap of version 0.1 failed: bucket 2 of " in router.fleet.aside["b"]
     info = await fleet["b"].info()
     assert info["weight_version"] == "0.0"
