@@ -106,7 +106,7 @@ class BroadcastTransport:
             "group_name": name,
             "backend": config.backend,
         }
-        arguments = (config.master_address, port, world_size, name, config.backend, config.join_s)
+        arguments = (0, config.master_address, port, world_size, name, config.backend, config.join_s)
         joining = sender.call("join", *arguments, result=type(None), deadline_s=config.join_s)
         try:
             await _both(engine.update("/init_weights_update_group", body), joining)

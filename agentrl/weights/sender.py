@@ -32,11 +32,13 @@ class Sender:
         self._group: Any = None
         self._shared: list[Any] = []
 
-    def join(self, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float) -> None:
-        """Meet an engine's ranks in a process group, as rank 0."""
+    def join(
+        self, rank: int, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float
+    ) -> None:
+        """Meet others in a process group; rank 0 sends, an engine's ranks receive."""
         from agentrl.weights.group import join_group
 
-        self._group = join_group(address, port, world_size, 0, name, backend, timeout_s)
+        self._group = join_group(address, port, world_size, rank, name, backend, timeout_s)
 
     def open(self, folder: str, bucket_bytes: int) -> list[Bucket]:
         """Map a folder's weights and say how they are cut into buckets."""

@@ -15,7 +15,7 @@ BENCHMARKS = (
     "fault_recovery",
     "control",
 )
-ON_REQUEST = ("abort_storm_sglang",)
+ON_REQUEST = ("abort_storm_sglang", "publish_gap")
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ async def _join(engine: EngineCalls, sender: SenderProcess) -> str:
         port = probe.getsockname()[1]
     name = f"group-{os.getpid()}-{next(_numbers)}"
     body = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
-    joining = sender.call("join", "127.0.0.1", port, 2, name, "gloo", 20.0, result=type(None), deadline_s=20)
+    joining = sender.call("join", 0, "127.0.0.1", port, 2, name, "gloo", 20.0, result=type(None), deadline_s=20)
     answer, _ = await asyncio.gather(
         engine.ok("/init_weights_update_group", **body, group_name=name, backend="gloo"), joining
     )
