@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.request import BadRequestError
 from agentrl.inference.checksum import tensor_checksum
+from agentrl.weights.experts import split_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class StagedWeights:
 
 
 class WeightStore:
-    """The tensors of a served model by their names on disk.
+    """The tensors of a served model by their names on disk, where experts are apart that a loaded model has fused.
 
     Staging that names an unknown tensor, lacks one or has one of the wrong shape is refused. It touches
     nothing that is served, so it may run in a thread while tokens are drawn. A swap only exchanges
@@ -51,7 +53,13 @@ class WeightStore:
 
     def __init__(self, network: PreTrainedModel) -> None:
         self._served: dict[str, torch.Tensor] = network.state_dict(keep_vars=True)
-        self._shapes = {name: tensor.shape for name, tensor in self._served.items()}
+        self._whole_shapes = {name: tensor.shape for name, tensor in self._served.items()}
+        self._shapes: dict[str, torch.Size] = {}
+        self._owners: dict[str, str] = {}
+        for whole, tensor in self._served.items():
+            parts = split_experts({whole: tensor.data})
+            self._shapes |= {name: part.shape for name, part in parts.items()}
+            self._owners |= dict.fromkeys(parts, whole)
         self._digests: dict[str, str] = {}
         self._missing: set[str] = set()
         owners: dict[int, str] = {}
@@ -70,7 +78,7 @@ class WeightStore:
         """Read all weights from a folder of safetensors. Raises BadRequestError."""
         tensors = read_folder(folder)
         given = {self._aliases.get(name, name) for name in tensors}
-        missing = [name for name in self._served if name not in self._aliases and name not in given]
+        missing = [name for name in self._shapes if name not in self._aliases and name not in given]
         if missing:
             raise BadRequestError(f"{folder} lacks {len(missing)} tensors, such as {missing[0]}")
         return self.stage(tensors)
@@ -80,7 +88,7 @@ class WeightStore:
         self.check({name: tensor.shape for name, tensor in tensors.items()})
         copies: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            served = self._served[name]
+            served = self._served[self._owners[name]]
             copies[self._aliases.get(name, name)] = torch.empty(
                 tensor.shape, dtype=served.dtype, device=served.device
             ).copy_(tensor)
@@ -100,26 +108,42 @@ class WeightStore:
 
     def swap(self, staged: StagedWeights) -> None:
         """Serve staged weights from now on."""
+        parts: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for name, tensor in staged.tensors.items():
-            self._served[name].data = tensor
             self._digests.pop(name, None)
+            if self._owners[name] == name:
+                self._served[name].data = tensor
+            else:
+                parts[self._owners[name]][name] = tensor
+        for whole, experts in parts.items():
+            self._served[whole].data = self._with_experts(whole, experts)
         self._digests |= staged.digests
         self._missing -= staged.tensors.keys()
 
     def release(self) -> None:
         """Give up the memory of all weights; each must be brought back by a swap."""
-        for name, tensor in self._served.items():
+        for tensor in self._served.values():
             tensor.data = tensor.data.new_empty(0)
-            if name not in self._aliases:
-                self._missing.add(name)
+        self._missing |= self._shapes.keys() - self._aliases.keys()
         self._digests.clear()
 
     def checksums(self) -> dict[str, str]:
         """Digest of each tensor as it is served; tied tensors appear once, released ones never."""
-        for name, tensor in self._served.items():
-            if name not in self._aliases and name not in self._missing and name not in self._digests:
-                self._digests[name] = tensor_checksum(tensor)
+        for whole, tensor in self._served.items():
+            known = self._aliases.keys() | self._missing | self._digests.keys()
+            if tensor.numel():
+                parts = split_experts({whole: tensor.data})
+                self._digests |= {name: tensor_checksum(part) for name, part in parts.items() if name not in known}
         return dict(self._digests)
+
+    def _with_experts(self, whole: str, experts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A copy of a fused tensor in which these experts are new."""
+        served = self._served[whole].data
+        fresh = served.clone() if served.numel() else served.new_empty(self._whole_shapes[whole])
+        places = split_experts({whole: fresh})
+        for name, tensor in experts.items():
+            places[name].copy_(tensor)
+        return fresh
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from agentrl.engine.model import load_network
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.weights import WeightStore, read_folder
 from agentrl.inference.checksum import tensor_checksum
+from agentrl.testing.tiny_moe import make_tiny_moe_model
 from agentrl.types.errors import ConfigError
 
 
@@ -90,3 +92,25 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=f"model {tmp_path} cannot be loaded"):
         load_network(tmp_path, torch.float32, "cpu")
+
+
+def test_a_mixture_of_experts_takes_weights_by_the_names_of_files_whole_or_one_expert_at_a_time(tmp_path):
+    folder = make_tiny_moe_model(tmp_path / "model")
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    store = WeightStore(network)
+    files = load_file(folder / "model.safetensors")
+    assert store.checksums() == {name: tensor_checksum(tensor) for name, tensor in files.items()}
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    served = network.model.layers[1].mlp.experts.gate_up_proj
+    before = served.detach().clone()
+    store.swap(store.stage({name: files[name] + 1.0}))
+    width = before.shape[1] // 2
+    assert torch.equal(served[3, width:], before[3, width:] + 1.0)
+    assert torch.equal(served[3, :width], before[3, :width])
+    assert torch.equal(served[:3], before[:3])
+    assert store.checksums()[name] == tensor_checksum(files[name] + 1.0)
+    store.release()
+    assert store.missing == files.keys()
+    store.swap(store.stage_folder(folder))
+    assert torch.equal(served, before)
+    assert not store.missing
