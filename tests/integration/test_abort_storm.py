@@ -6,7 +6,7 @@ from engine_server import EngineCalls
 from tests.benchmarks.storm import Storm, StormPlan, StormReport
 from tests.benchmarks.storm_verdict import count_common
 
-pytestmark = pytest.mark.storm
+pytestmark = pytest.mark.long
 
 NUM_ABORTS = 500
 NUM_ABORTS_UNPROTECTED = 100

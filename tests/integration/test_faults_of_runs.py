@@ -44,7 +44,7 @@ def _engine_of(run: Path) -> int:
     return next(pid for pid, line in arguments.items() if "--weight-version" in line)
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Path) -> None:
     process = runs.start(tmp_path, tiny_model, "steps=100000")
     run = tmp_path / "runs" / "test-seed0"
@@ -61,7 +61,7 @@ def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Pat
     assert failed == {"run_ended"}, "its episodes went on from their tokens"
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_an_engine_that_may_not_be_started_again_stops_the_run_which_can_be_resumed(
     tiny_model: Path, tmp_path: Path
 ) -> None:

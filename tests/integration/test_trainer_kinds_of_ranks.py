@@ -22,7 +22,7 @@ from agentrl.types.batch import StepReport, TrainBatch, TrainEpisode, TrainTraje
 from agentrl.types.trajectory import build_trajectories
 from agentrl.types.version import PolicyVersion
 
-pytestmark = pytest.mark.storm
+pytestmark = pytest.mark.long
 
 Weights = dict[str, torch.Tensor]
 V0, V1, V2 = (PolicyVersion(0, step) for step in range(3))

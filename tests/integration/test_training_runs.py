@@ -85,6 +85,7 @@ def test_a_seeded_run_in_turn_is_bit_identical_twice(tiny_model: Path, tmp_path:
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.long
 def test_sigterm_saves_a_checkpoint_and_resume_finishes(tiny_model: Path, tmp_path: Path) -> None:
     process = runs.start(tmp_path, tiny_model, "steps=100000", "checkpoint.interval_steps=50000")
     run = tmp_path / "runs" / "test-seed0"
@@ -103,6 +104,7 @@ def test_sigterm_saves_a_checkpoint_and_resume_finishes(tiny_model: Path, tmp_pa
     assert runs.state(run)["version"] == {"epoch": 1, "step": step + 2}
 
 
+@pytest.mark.long
 def test_after_sigkill_resume_goes_on_from_the_checkpoint_without_skipping_a_task(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl.weights.tensors import TensorTransport
 
-pytestmark = pytest.mark.storm
+pytestmark = pytest.mark.long
 
 FIRST, SECOND, THIRD = (PolicyVersion(0, step) for step in range(3))
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
