@@ -75,11 +75,13 @@ class AdapterService:
 
     async def _load_from_tensors(self, body: dict[str, Any]) -> dict[str, Any]:
         with self._told_what_is_loaded():
-            name, payload = _text(body, "lora_name"), _text(body, "serialized_named_tensors")
+            name, payloads = _text(body, "lora_name"), body.get("serialized_named_tensors")
+            if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], str):
+                raise BadRequestError("serialized_named_tensors must be a list of one base64 string")
             if body.get("load_format") is not None:
                 raise BadRequestError(f"load_format {body['load_format']!r} is not served for adapters; use null")
             self._check_is_new(name)
-            self._put(name, _FROM_TENSORS, body.get("config_dict"), load_named_tensors(payload))
+            self._put(name, _FROM_TENSORS, body.get("config_dict"), load_named_tensors(payloads[0]))
         return self._answer()
 
     async def _unload(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ async def test_prompts_are_scored_under_the_adapter(
 async def test_an_adapter_comes_as_tensors_too(
     lora_engine: EngineCalls, reference: Reference, second: MadeAdapter
 ) -> None:
-    body = {"lora_name": "tensors-0001", "config_dict": second.config, "serialized_named_tensors": second.payload}
+    body = {"lora_name": "tensors-0001", "config_dict": second.config, "serialized_named_tensors": [second.payload]}
     loaded = await lora_engine.ok("/load_lora_adapter_from_tensors", **body)
     assert loaded["success"] is True
     assert loaded["loaded_adapters"]["tensors-0001"] == "__tensor__"

@@ -28,7 +28,7 @@ async def test_abort_is_the_default_and_counts_what_it_interrupted(embedded: Eng
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_paused_request_goes_on_as_if_nothing_had_happened(engine: EngineCalls, mode: str) -> None:
     undisturbed = await engine.generate(PROMPT, **LONG)
-    task = await engine.start_running(PROMPT, "goes-on-later-0001", **LONG)
+    task = await engine.start_running(PROMPT, f"goes-on-after-{mode}", **LONG)
     await engine.ok("/pause_generation", mode=mode)
     await asyncio.sleep(0.3)
     assert not task.done()
