@@ -15,6 +15,8 @@ from engine_server import EngineCalls, EngineServer, Reference, logprobs_of, run
 from agentrl.weights.buckets import Bucket
 from agentrl.weights.sender import SenderProcess
 
+pytestmark = pytest.mark.long
+
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 COLLECTIVE_S = 3.0
 _numbers = itertools.count()

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 from engine_server import EngineCalls, Reference, logprobs_of, spans_of
 
+pytestmark = pytest.mark.long
+
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
 

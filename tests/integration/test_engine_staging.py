@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from agentrl.inference.checksum import tensor_checksum
 from agentrl.weights import payloads
 
+pytestmark = pytest.mark.long
+
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 LONG = {"max_new_tokens": 1500, "ignore_eos": True}
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.integration import runs
 
+pytestmark = pytest.mark.long
+
 
 def failed_run(folder: Path, model: Path, *overrides: str) -> tuple[str, dict]:
     """What a run that must fail says, and its state."""
@@ -44,7 +46,6 @@ def _engine_of(run: Path) -> int:
     return next(pid for pid, line in arguments.items() if "--weight-version" in line)
 
 
-@pytest.mark.long
 def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Path) -> None:
     process = runs.start(tmp_path, tiny_model, "steps=100000")
     run = tmp_path / "runs" / "test-seed0"
@@ -61,7 +62,6 @@ def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Pat
     assert failed == {"run_ended"}, "its episodes went on from their tokens"
 
 
-@pytest.mark.long
 def test_an_engine_that_may_not_be_started_again_stops_the_run_which_can_be_resumed(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 
+pytestmark = pytest.mark.long
+
 FIRST, SECOND = PolicyVersion(0, 0), PolicyVersion(0, 1)
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 NUM_TOKENS = 160
