@@ -62,7 +62,7 @@ async def measure(client: EngineClient, plan: StormPlan, benchmark: str) -> None
 async def run(folder: Path, seed: int) -> None:
     models = make_models(folder)
     config = EmbeddedEngineConfig(args={"max_running_requests": 8})
-    launch = EngineLaunch("storm", models[0], PolicyVersion(0, 0), config, False, folder)
+    launch = EngineLaunch("main", "storm", models[0], PolicyVersion(0, 0), config, False, folder)
     engine = await EngineProcess.start(launch, ClientConfig(), PublishConfig())
     try:
         await measure(engine.client, StormPlan(models, NUM_ABORTS, seed=seed), "abort_storm")

@@ -55,7 +55,7 @@ ROUTING = Sampling(routing=(2, 2))
 async def served_by(model: Path, logs: Path, sampling: Sampling, seed: int, **args: Any) -> list[TokenSequence]:
     """Replies of an engine to random prompts, all at once."""
     rng = np.random.default_rng(seed)
-    launch = EngineLaunch("engine", model, PolicyVersion(0, 0), EmbeddedEngineConfig(args=args), False, logs)
+    launch = EngineLaunch("main", "engine", model, PolicyVersion(0, 0), EmbeddedEngineConfig(args=args), False, logs)
     engine = await EngineProcess.start(launch, ClientConfig(), PublishConfig())
     prompts = rng.integers(3, 300, (NUM_SEQUENCES, PROMPT_TOKENS)).astype(np.int32)
     names = [f"rid-{number:08d}" for number in range(NUM_SEQUENCES)]
