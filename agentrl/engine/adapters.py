@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,11 +12,12 @@ from typing import Any
 
 import torch
 
-from agentrl.engine.lora import NO_ADAPTER, LoraStack
+from agentrl.engine.lora import NO_ADAPTER, LoraStack, PlacedAdapter
 from agentrl.engine.peft import parse_adapter, read_adapter_folder
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.unpickler import load_named_tensors
+from agentrl.process.threads import run_in_thread
 
 _FROM_TENSORS = "__tensor__"
 
@@ -42,6 +44,7 @@ class AdapterService:
         self._max_rank = max_rank
         self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: set[str] = set()
+        self._lock = asyncio.Lock()
         self._serials = itertools.count(NO_ADAPTER + 1)
 
     def routes(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]]:
@@ -70,7 +73,7 @@ class AdapterService:
         with self._told_what_is_loaded():
             name, folder = _text(body, "lora_name"), _text(body, "lora_path")
             self._check_is_new(name)
-            self._put(name, folder, *read_adapter_folder(Path(folder)))
+            await self._put(name, folder, lambda: read_adapter_folder(Path(folder)))
         return self._answer()
 
     async def _load_from_tensors(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +84,8 @@ class AdapterService:
             if body.get("load_format") is not None:
                 raise BadRequestError(f"load_format {body['load_format']!r} is not served for adapters; use null")
             self._check_is_new(name)
-            self._put(name, _FROM_TENSORS, body.get("config_dict"), load_named_tensors(payloads[0]))
+            payload = payloads[0]
+            await self._put(name, _FROM_TENSORS, lambda: (body.get("config_dict"), load_named_tensors(payload)))
         return self._answer()
 
     async def _unload(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -93,16 +97,23 @@ class AdapterService:
         for request in self._scheduler.in_flight():
             if request.adapter == serial:
                 await request.done.wait()
-        self._leaving.remove(name)
-        del self._loaded[name]
-        self._lora.remove(serial)
+        async with self._lock:
+            self._leaving.remove(name)
+            del self._loaded[name]
+            self._lora.remove(serial)
         return self._answer()
 
-    def _put(self, name: str, source: str, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-        pairs = parse_adapter(config, tensors, self._max_rank)
+    async def _put(self, name: str, source: str, read: Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]) -> None:
+        """Read and write aside in a thread, so that steps go on, then serve."""
         serial = next(self._serials)
-        self._lora.put(serial, pairs)
-        self._loaded[name] = LoadedAdapter(serial, source)
+
+        def place() -> PlacedAdapter:
+            return self._lora.place(serial, parse_adapter(*read(), self._max_rank))
+
+        async with self._lock:
+            self._check_is_new(name)
+            self._lora.put(await run_in_thread(f"load-{name}", place))
+            self._loaded[name] = LoadedAdapter(serial, source)
 
     def _check_is_new(self, name: str) -> None:
         if name in self._loaded:

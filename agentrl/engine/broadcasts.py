@@ -1,62 +1,121 @@
-"""Weights that arrive by broadcast, in fresh buffers, while the event loop goes on."""
+"""Weights that arrive by broadcast, aside, while the event loop goes on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from agentrl.engine.collective import WeightGroups
+from agentrl.engine.collective import Receive, WeightGroups
 from agentrl.engine.request import BadRequestError
-from agentrl.engine.threads import run_in_thread
 from agentrl.engine.unpickler import DTYPES
 from agentrl.engine.weights import StagedWeights, WeightStore
 from agentrl.weights.flattened import plan_layout, unflatten
 
 
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """Tensors that come together: as one run of bytes, or one by one."""
+
+    names: list[str]
+    dtypes: list[torch.dtype]
+    shapes: list[tuple[int, ...]]
+    is_flat: bool
+
+    @classmethod
+    def of(cls, body: dict[str, Any], is_flat: bool) -> _Announced:
+        """Read an announcement. Raises BadRequestError."""
+        names, dtypes, shapes = body.get("names"), body.get("dtypes"), body.get("shapes")
+        if not isinstance(names, list) or not isinstance(dtypes, list) or not isinstance(shapes, list):
+            raise BadRequestError("names, dtypes and shapes must be lists")
+        if not len(names) == len(dtypes) == len(shapes) or len({*map(str, names)}) != len(names):
+            raise BadRequestError("names, dtypes and shapes must be equally many, and each name once")
+        for dtype in dtypes:
+            if str(dtype).removeprefix("torch.") not in DTYPES:
+                raise BadRequestError(f"dtype {dtype!r} is not known; known: {sorted(DTYPES)}")
+        for name, shape in zip(names, shapes, strict=True):
+            if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+                raise BadRequestError(f"the shape of {name} must be a list of sizes, got {shape!r}")
+        known = [DTYPES[str(dtype).removeprefix("torch.")] for dtype in dtypes]
+        return cls(names, known, [tuple(shape) for shape in shapes], is_flat)
+
+    def receive(self, receive: Receive, store: WeightStore, device: torch.device) -> Callable[[], StagedWeights]:
+        """Fill memory that nobody reads; returns what hands it to the store."""
+        if self.is_flat:
+            layout = plan_layout(self.names, self.dtypes, self.shapes)
+            flat = store.spare.lend(layout[-1].end_idx if layout else 0, device)
+            receive([flat])
+            return lambda: store.adopt(unflatten(flat, layout)).with_digests()
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in pairs]
+        receive(tensors)
+        return lambda: store.adopt(dict(zip(self.names, tensors, strict=True))).with_digests()
+
+
+_Parser = Callable[[dict[str, Any]], list[_Announced]]
+
+
 async def read_broadcast(body: dict[str, Any], groups: WeightGroups, store: WeightStore) -> StagedWeights:
     """Receive what a request of ``/update_weights_from_distributed`` announces.
-
-    A request that is refused leaves its group: what the sender broadcasts for it would be taken for the
-    next bucket.
 
     Waits for: the sender. Unblocked by: its bytes, its end, or the groups' deadline.
 
     Raises:
         BadRequestError: incomplete request, tensors that the model lacks, or a group that fails.
     """
+    return await _read(body, _parse_one, groups, store)
+
+
+async def read_broadcasts(body: dict[str, Any], groups: WeightGroups, store: WeightStore) -> StagedWeights:
+    """Receive all ``buckets`` that a request of ``/stage_weights`` announces, each as one run of bytes.
+
+    Waits and raises as `read_broadcast` does.
+    """
+    return await _read(body, _parse_several, groups, store)
+
+
+def _parse_one(body: dict[str, Any]) -> list[_Announced]:
+    layout = body.get("load_format")
+    if layout not in (None, "flattened_bucket"):
+        raise BadRequestError(f"load_format {layout!r} is not served; use null or 'flattened_bucket'")
+    return [_Announced.of(body, is_flat=layout is not None)]
+
+
+def _parse_several(body: dict[str, Any]) -> list[_Announced]:
+    buckets = body.get("buckets")
+    if not isinstance(buckets, list) or not all(isinstance(bucket, dict) for bucket in buckets):
+        raise BadRequestError("buckets must be a list of objects with names, dtypes and shapes")
+    return [_Announced.of(bucket, is_flat=True) for bucket in buckets]
+
+
+async def _read(body: dict[str, Any], parse: _Parser, groups: WeightGroups, store: WeightStore) -> StagedWeights:
+    """A request that is refused leaves its group: what is sent for it would be taken for what comes next."""
     name = body.get("group_name")
     if not isinstance(name, str):
         raise BadRequestError("group_name must be given, a string")
     device = groups.device(name)
     try:
-        names, dtypes, shapes = _announced(body)
-        store.check(dict(zip(names, shapes, strict=True)))
+        announced = parse(body)
+        for part in announced:
+            store.check(dict(zip(part.names, part.shapes, strict=True)))
     except BadRequestError as error:
         groups.drop(name)
         raise BadRequestError(f"{error}; group {name} was left") from error
-    if body.get("load_format") == "flattened_bucket":
-        layout = plan_layout(names, dtypes, shapes)
-        flat = torch.empty(layout[-1].end_idx if layout else 0, dtype=torch.uint8, device=device)
-        await groups.receive(name, [flat])
-        return await run_in_thread("stage-bucket", lambda: store.stage(unflatten(flat, layout)))
-    tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    await groups.receive(name, tensors)
-    return await run_in_thread("stage-tensors", lambda: store.stage(dict(zip(names, tensors, strict=True))))
 
+    def receive_all(receive: Receive) -> StagedWeights:
+        # While one bucket is taken in, the next one is on its way.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="take-bucket") as taker:
+            try:
+                taken = [taker.submit(part.receive(receive, store, device)) for part in announced]
+            except BaseException:
+                store.spare.abandon()
+                raise
+        staged = StagedWeights()
+        for bucket in taken:
+            staged = staged.with_more(bucket.result())
+        return staged
 
-def _announced(body: dict[str, Any]) -> tuple[list[str], list[torch.dtype], list[tuple[int, ...]]]:
-    if body.get("load_format") not in (None, "flattened_bucket"):
-        raise BadRequestError(f"load_format {body['load_format']!r} is not served; use null or 'flattened_bucket'")
-    names, dtypes, shapes = body.get("names"), body.get("dtypes"), body.get("shapes")
-    if not isinstance(names, list) or not isinstance(dtypes, list) or not isinstance(shapes, list):
-        raise BadRequestError("names, dtypes and shapes must be lists")
-    if not len(names) == len(dtypes) == len(shapes) or len({*map(str, names)}) != len(names):
-        raise BadRequestError("names, dtypes and shapes must be equally many, and each name once")
-    for dtype in dtypes:
-        if str(dtype).removeprefix("torch.") not in DTYPES:
-            raise BadRequestError(f"dtype {dtype!r} is not known; known: {sorted(DTYPES)}")
-    for name, shape in zip(names, shapes, strict=True):
-        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-            raise BadRequestError(f"the shape of {name} must be a list of sizes, got {shape!r}")
-    return names, [DTYPES[str(dtype).removeprefix("torch.")] for dtype in dtypes], [tuple(shape) for shape in shapes]
+    return await groups.receive(name, receive_all)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from agentrl.engine.request import BadRequestError
-from agentrl.engine.threads import run_in_thread
+from agentrl.process.threads import run_in_thread
 from agentrl.weights.group import WeightGroup, join_group, leave_group, receive
+
+Result = TypeVar("Result")
+# Fills tensors from a group's sender.
+Receive = Callable[[Sequence[torch.Tensor]], None]
 
 
 class WeightGroups:
@@ -54,10 +58,10 @@ class WeightGroups:
         self._groups[name] = group
         return name
 
-    async def receive(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Fill tensors from the group's sender.
+    async def receive(self, name: str, work: Callable[[Receive], Result]) -> Result:
+        """What `work` makes of what it receives; it runs in a thread and may receive several times.
 
-        Waits for: the sender, in a thread. Unblocked by: its bytes, its end, the deadline, or `leave`.
+        Waits for: the sender. Unblocked by: its bytes, its end, the deadline of each receipt, or `leave`.
 
         Raises:
             BadRequestError: no such group, or it failed; it is left then.
@@ -66,11 +70,11 @@ class WeightGroups:
         if group is None:
             raise BadRequestError(f"no group {name}; call init_weights_update_group first")
 
-        def fill() -> None:
+        def fill(tensors: Sequence[torch.Tensor]) -> None:
             receive(tensors, group, self._collective_s, lambda: self._groups.get(name) is not group)
 
         try:
-            await run_in_thread(f"receive-{name}", fill)
+            return await run_in_thread(f"receive-{name}", lambda: work(fill))
         except (RuntimeError, TimeoutError) as error:
             self.drop(name)
             raise BadRequestError(f"group {name} failed and was left: {error}") from error

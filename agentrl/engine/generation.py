@@ -65,9 +65,12 @@ class GenerationService:
             yield _event({"error": {"message": str(error)}})
             return
         try:
-            while request.finish_reason is None:
+            is_over = False
+            while not is_over:
                 await changed.wait()
                 changed.clear()
+                # A slow reader may hold the event below until the request has ended; its end is one more event.
+                is_over = request.finish_reason is not None
                 yield _event(_answer(request))
         finally:
             hangup.cancel()

@@ -94,9 +94,11 @@ def load_network(model: Path, dtype: torch.dtype, device: str) -> PreTrainedMode
     if not (model / "config.json").is_file():
         raise ConfigError(f"no model at {model}: config.json is missing; give a folder made by save_pretrained")
     disable_progress_bar()
+    # torch's grouped matrix product, which transformers takes for experts, knows no float64.
+    experts = {"experts_implementation": "eager"} if dtype is torch.float64 else {}
     try:
         network = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, attn_implementation=SLOT_ATTENTION, local_files_only=True
+            model, dtype=dtype, attn_implementation=SLOT_ATTENTION, local_files_only=True, **experts
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"model {model} cannot be loaded: {error}") from error

@@ -15,6 +15,9 @@ from agentrl.engine.request import BadRequestError, Request
 from agentrl.engine.slots import SlotTable
 from agentrl.engine.steps import StepRunner, WeightLabels
 
+# From a socket to its handler a call takes several turns of the loop; with fewer, a pause lasts several steps.
+_TURNS_BETWEEN_STEPS = 8
+
 
 class Scheduler:
     """Runs requests over the slots of one model.
@@ -154,7 +157,8 @@ class Scheduler:
                 await self._wake.wait()
             if self._paused is None:
                 self.step()
-            await asyncio.sleep(0)
+            for _ in range(_TURNS_BETWEEN_STEPS):
+                await asyncio.sleep(0)
 
     def step(self) -> None:
         """Admit what fits, then one forward pass."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine.broadcasts import read_broadcast
+from agentrl.engine.broadcasts import read_broadcast, read_broadcasts
 from agentrl.engine.collective import WeightGroups
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.staging import PreparedWeights, UpdateSession, folder_stamp
-from agentrl.engine.threads import run_in_thread
 from agentrl.engine.unpickler import load_bucket, load_named_tensors
 from agentrl.engine.weights import StagedWeights, WeightStore
+from agentrl.process.threads import run_in_thread
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 
@@ -24,7 +25,7 @@ class UpdateRoutes:
     Tensors and broadcasts need an open session, as on the real server. Unlike there, their buckets are
     served together, with the one that names the version or else at the session's end; a session with a
     bucket that failed serves nothing, nor does one that ends with ``discard``. Two calls are our own:
-    ``/stage_weights`` reads weights, from a folder or from tensors, while tokens are drawn, and
+    ``/stage_weights`` takes weights, from a folder, tensors or a broadcast, while tokens are drawn, and
     ``/swap_weights`` serves what was staged under a version; an update from the same folder does too. With
     ``in_place`` it needs no pause: it exchanges between two steps, as under a pause in place.
     """
@@ -66,6 +67,8 @@ class UpdateRoutes:
         staged = session.take()
         if staged.tensors and not body.get("discard"):
             await self._serve(staged, None, session.flushes)
+        else:
+            self._store.spare.abandon()
         return {"status": "ok", "message": "Weight update ended."}
 
     async def _from_disk(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -96,19 +99,22 @@ class UpdateRoutes:
         return {"success": True, "message": f"Group {self._groups.leave(body)} destroyed."}
 
     async def _stage(self, body: dict[str, Any]) -> dict[str, Any]:
-        version = _text(body, "weight_version")
+        version, stamp = _text(body, "weight_version"), None
         if "model_path" in body:
             folder = Path(_text(body, "model_path"))
             stamp = await run_in_thread("stamp", lambda: folder_stamp(folder))
             staged = await run_in_thread("stage", lambda: self._store.stage_folder(folder).with_digests())
-            self._prepared = PreparedWeights(version, stamp, staged)
+        elif "group_name" in body:
+            staged = await read_broadcasts(body, self._groups, self._store)
         else:
             read = _tensor_reader(body)
             staged = await run_in_thread("stage", lambda: self._store.stage(read()).with_digests())
-            before = self._prepared
-            if before is not None and before.is_of(version, None):
-                staged = before.weights.with_more(staged)
-            self._prepared = PreparedWeights(version, None, staged)
+        before = self._prepared
+        if stamp is None and before is not None and before.is_of(version, None):
+            staged = before.weights.with_more(staged)
+        elif before is not None:
+            self._store.spare.abandon()
+        self._prepared = PreparedWeights(version, stamp, staged)
         return {"success": True, "message": f"Weights of version {version} staged.", "num_bytes": staged.num_bytes}
 
     async def _swap(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -164,9 +170,10 @@ class UpdateRoutes:
 
     def _exchange(self, staged: StagedWeights, version: str | None) -> dict[str, Any]:
         """Serve from the next step on; requests that run go on with the KV they have."""
-        self._store.swap(staged)
+        old = self._store.swap(staged)
         self._scheduler.loaded(version)
         self._prepared = None
+        threading.Thread(target=old.clear, name="free-weights", daemon=True).start()
         return self._answer(staged.num_bytes)
 
     def _check_flush(self, flushes: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +14,11 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from agentrl.engine.request import BadRequestError
+from agentrl.engine.spare import SpareMemory
 from agentrl.inference.checksum import tensor_checksum
 from agentrl.weights.experts import split_experts
+
+_Maker = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class WeightStore:
             self._owners |= dict.fromkeys(parts, whole)
         self._digests: dict[str, str] = {}
         self._missing: set[str] = set()
+        self.spare = SpareMemory()
         owners: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
         for name, tensor in self._served.items():
@@ -85,16 +89,24 @@ class WeightStore:
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> StagedWeights:
         """Check and copy some weights. Raises BadRequestError."""
+        return self._take(tensors, _copied)
+
+    def adopt(self, tensors: Mapping[str, torch.Tensor]) -> StagedWeights:
+        """Check some weights whose memory nobody else will write; copies what has another dtype or device.
+
+        Raises:
+            BadRequestError: the model has no such tensors.
+        """
+        return self._take(tensors, _converted)
+
+    def _take(self, tensors: Mapping[str, torch.Tensor], into_ours: _Maker) -> StagedWeights:
         self.check({name: tensor.shape for name, tensor in tensors.items()})
-        copies: dict[str, torch.Tensor] = {}
+        ours: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            served = self._served[self._owners[name]]
-            copies[self._aliases.get(name, name)] = torch.empty(
-                tensor.shape, dtype=served.dtype, device=served.device
-            ).copy_(tensor)
-        if any(tensor.is_cuda for tensor in copies.values()):
+            ours[self._aliases.get(name, name)] = into_ours(tensor, self._served[self._owners[name]])
+        if any(tensor.is_cuda for tensor in ours.values()):
             torch.cuda.synchronize()
-        return StagedWeights(copies, sum(tensor.nbytes for tensor in tensors.values()))
+        return StagedWeights(ours, sum(tensor.nbytes for tensor in tensors.values()))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Whether the model has these tensors. Raises BadRequestError."""
@@ -106,19 +118,24 @@ class WeightStore:
                     f"tensor {name} has shape {tuple(shape)}, the model's is {tuple(self._shapes[name])}"
                 )
 
-    def swap(self, staged: StagedWeights) -> None:
-        """Serve staged weights from now on."""
+    def swap(self, staged: StagedWeights) -> list[torch.Tensor]:
+        """Serve staged weights from now on; returns the old ones, which to free takes time that steps could use."""
         parts: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        old: list[torch.Tensor] = []
         for name, tensor in staged.tensors.items():
             self._digests.pop(name, None)
             if self._owners[name] == name:
+                old.append(self._served[name].data)
                 self._served[name].data = tensor
             else:
                 parts[self._owners[name]][name] = tensor
         for whole, experts in parts.items():
+            old.append(self._served[whole].data)
             self._served[whole].data = self._with_experts(whole, experts)
         self._digests |= staged.digests
         self._missing -= staged.tensors.keys()
+        self.spare.swapped(is_whole=staged.tensors.keys() == self._shapes.keys() - self._aliases.keys())
+        return old
 
     def release(self) -> None:
         """Give up the memory of all weights; each must be brought back by a swap."""
@@ -126,6 +143,7 @@ class WeightStore:
             tensor.data = tensor.data.new_empty(0)
         self._missing |= self._shapes.keys() - self._aliases.keys()
         self._digests.clear()
+        self.spare.clear()
 
     def checksums(self) -> dict[str, str]:
         """Digest of each tensor as it is served; tied tensors appear once, released ones never."""
@@ -144,6 +162,14 @@ class WeightStore:
         for name, tensor in experts.items():
             places[name].copy_(tensor)
         return fresh
+
+
+def _copied(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=like.dtype, device=like.device).copy_(tensor)
+
+
+def _converted(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return tensor.to(like.device, like.dtype)
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:

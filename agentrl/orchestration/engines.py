@@ -6,32 +6,18 @@ import asyncio
 import os
 import signal
 import socket
-import sys
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from agentrl.inference.client import EngineClient
-from agentrl.inference.config import AttachedEngineConfig, ClientConfig, EmbeddedEngineConfig
+from agentrl.inference.config import AttachedEngineConfig, ClientConfig
+from agentrl.orchestration.commands import EngineLaunch, engine_command
 from agentrl.process.remote import tail
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig
 
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLaunch:
-    """What an engine process of a policy is started with."""
-
-    policy: str
-    name: str
-    model: Path
-    version: PolicyVersion
-    config: EmbeddedEngineConfig
-    is_deterministic: bool
-    logs: Path
 
 
 class EngineProcess:
@@ -50,32 +36,29 @@ class EngineProcess:
             EngineError: it did not answer in time.
         """
         port = _free_port()
-        arguments = ["engine", str(launch.model), "--port", str(port), "--weight-version", str(launch.version)]
-        arguments.append("--attended")
-        arguments += ["--threads", str(launch.config.threads)]
-        arguments += ["--deterministic"] if launch.is_deterministic else []
-        arguments += [word for key, value in launch.config.args.items() for word in _option(key, value)]
-        log = launch.logs / f"{launch.name}.log"
-        with log.open("ab") as output:
+        command, environment = engine_command(launch, port)
+        with launch.log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "agentrl.cli.main",
-                *arguments,
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(launch.config.threads)},
+                env={**os.environ, **environment},
             )
         url = f"http://127.0.0.1:{port}"
         engine = cls(launch, process, EngineClient(launch.name, url, client, publish.pause_mode))
         try:
-            await engine._wait_until_up(log)
+            await engine._wait_until_up(launch.log)
         except BaseException:
             await engine.close()
             raise
         return engine
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also that of its process group."""
+        return self._process.pid
 
     async def ended(self) -> str:
         """Waits for: the end of the process. Unblocked by: it. Says how it ended."""
@@ -101,8 +84,8 @@ class EngineProcess:
             ) from None
 
     async def _poll_until_up(self, log: Path) -> None:
-        """Waits for: an answer. Unblocked by: it, or the end of the process, which raises ConfigError."""
-        while not await _answers(self.client):
+        """Waits for: health. Unblocked by: it, or the end of the process, which raises ConfigError."""
+        while not await _succeeds(self.client.probe):
             if self._process.returncode is not None:
                 code = self._process.returncode
                 raise ConfigError(f"engine {self._launch.name} did not start (exit code {code}):\n{tail(log)}")
@@ -110,7 +93,7 @@ class EngineProcess:
 
     def _describe_end(self, code: int) -> str:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        log = self._launch.logs / f"{self._launch.name}.log"
+        log = self._launch.log
         return f"engine {self._launch.name} ended ({how}). End of {log}:\n{tail(log)}"
 
 
@@ -136,7 +119,7 @@ async def wait_for_answer(engine: EngineClient, start_s: float) -> None:
     """Until an engine that somebody else runs answers. Raises EngineError after `start_s`."""
     try:
         async with asyncio.timeout(start_s):
-            while not await _answers(engine):
+            while not await _succeeds(engine.model_info):
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         raise EngineError(
@@ -144,20 +127,12 @@ async def wait_for_answer(engine: EngineClient, start_s: float) -> None:
         ) from None
 
 
-async def _answers(client: EngineClient) -> bool:
+async def _succeeds(look: Callable[[], Awaitable[object]]) -> bool:
     try:
-        await client.model_info()
+        await look()
     except EngineError:
         return False
     return True
-
-
-def _option(key: str, value: Any) -> list[str]:
-    """An option as the command line takes it. Example: ``prefill_tokens, 512`` gives ``--prefill-tokens 512``."""
-    name = key.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    return [f"--{name}", str(value)]
 
 
 def _free_port() -> int:

@@ -42,7 +42,7 @@ def network(tiny_model: Path) -> torch.nn.Module:
 def stack(network: torch.nn.Module) -> LoraStack:
     stack = LoraStack(network)
     for serial, pairs in ADAPTERS.items():
-        stack.put(serial, pairs)
+        stack.put(stack.place(serial, pairs))
     return stack
 
 
@@ -73,7 +73,7 @@ def test_rows_without_an_adapter_are_untouched_to_the_last_bit(network: torch.nn
     assert not torch.equal(mixed_BTO[1], bare_BTO[1])
 
 
-def test_modules_have_hooks_only_while_an_adapter_changes_them(tiny_model: Path) -> None:
+def test_modules_that_were_changed_have_hooks_until_no_adapter_is_left(tiny_model: Path) -> None:
     network = load_network(tiny_model, torch.float32, "cpu")
     stack = LoraStack(network)
 
@@ -81,13 +81,31 @@ def test_modules_have_hooks_only_while_an_adapter_changes_them(tiny_model: Path)
         return {name for name, module in network.named_modules() if module._forward_hooks}
 
     assert hooked() == set()
-    stack.put(1, ADAPTERS[5])
-    stack.put(2, ADAPTERS[8])
+    stack.put(stack.place(1, ADAPTERS[5]))
+    stack.put(stack.place(2, ADAPTERS[8]))
     assert hooked() == {UP, Q}
     stack.remove(1)
-    assert hooked() == {Q}
     stack.remove(2)
     assert hooked() == set()
+
+
+def test_an_adapter_takes_the_place_of_one_that_left_and_nothing_of_it(tiny_model: Path) -> None:
+    network = load_network(tiny_model, torch.float32, "cpu")
+    stack = LoraStack(network)
+    rows = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(3))
+    query = network.get_submodule(Q)
+    for serial in (1, 2, 3):
+        stack.put(stack.place(serial, ADAPTERS[5] if serial == 1 else ADAPTERS[8]))
+    stack.remove(2)
+    placed = stack.place(4, {UP: ADAPTERS[5][UP]})
+    assert placed.place == 2
+    stack.put(placed)
+    stack.select(np.asarray([4, 3]))
+    with_4, with_3 = query(rows.reshape(6, 32)).reshape(2, 3, -1)
+    stack.select(np.asarray([0, 0]))
+    bare = query(rows.reshape(6, 32)).reshape(2, 3, -1)
+    assert torch.equal(with_4, bare[0])
+    assert not torch.equal(with_3, bare[1])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +122,7 @@ def test_an_adapter_that_does_not_fit_changes_nothing(
     network = load_network(tiny_model, torch.float32, "cpu")
     stack = LoraStack(network)
     with pytest.raises(BadRequestError, match=reason):
-        stack.put(1, {**ADAPTERS[8], **pairs})
+        stack.place(1, {**ADAPTERS[8], **pairs})
     assert not any(module._forward_hooks for module in network.modules())
 
 
@@ -112,7 +130,7 @@ def test_an_adapter_that_does_not_fit_changes_nothing(
 def model(tiny_model: Path) -> ServedModel:
     model = ServedModel(EngineOptions(model=tiny_model, port=1, max_running_requests=4))
     for serial, pairs in ADAPTERS.items():
-        model.lora.put(serial, pairs)
+        model.lora.put(model.lora.place(serial, pairs))
     return model
 
 

@@ -1,0 +1,80 @@
+"""The command lines of engines that a run starts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.inference.config import EmbeddedEngineConfig, SGLangEngineConfig, StartedEngineConfig
+from agentrl.types.errors import ConfigError
+from agentrl.types.version import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLaunch:
+    """What an engine process of a policy is started with; `number` counts the policy's engines."""
+
+    policy: str
+    name: str
+    model: Path
+    version: PolicyVersion
+    config: StartedEngineConfig
+    is_deterministic: bool
+    logs: Path
+    number: int = 0
+
+    @property
+    def log(self) -> Path:
+        """The file that takes its output."""
+        return self.logs / f"{self.name}.log"
+
+
+def engine_command(launch: EngineLaunch, port: int) -> tuple[list[str], dict[str, str]]:
+    """Command line of an engine, and what it adds to the environment. Raises ConfigError."""
+    if isinstance(launch.config, SGLangEngineConfig):
+        return _sglang(launch, launch.config, port)
+    return _embedded(launch, launch.config, port)
+
+
+def _embedded(launch: EngineLaunch, config: EmbeddedEngineConfig, port: int) -> tuple[list[str], dict[str, str]]:
+    command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(launch.model), "--port", str(port)]
+    command += ["--weight-version", str(launch.version), "--attended", "--threads", str(config.threads)]
+    command += ["--deterministic"] if launch.is_deterministic else []
+    for key, value in config.args.items():
+        command += _embedded_option(key, value)
+    return command, {"OMP_NUM_THREADS": str(config.threads)}
+
+
+def _sglang(launch: EngineLaunch, config: SGLangEngineConfig, port: int) -> tuple[list[str], dict[str, str]]:
+    command = [sys.executable, "-m", "agentrl.process.attended", *config.command]
+    command += ["--model-path", str(launch.model), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--weight-version", str(launch.version)]
+    for key, value in config.args.items():
+        command += _sglang_option(key, value)
+    environment = dict(config.env)
+    if config.devices:
+        if launch.number >= len(config.devices):
+            raise ConfigError(
+                f"policies.{launch.policy}.engine.devices has {len(config.devices)} entries, and engine {launch.name} "
+                f"needs entry {launch.number + 1}; give one for each engine, and one for the evaluation's"
+            )
+        environment["CUDA_VISIBLE_DEVICES"] = config.devices[launch.number]
+    return command, environment
+
+
+def _embedded_option(key: str, value: Any) -> list[str]:
+    """Example: ``prefill_tokens, 512`` gives ``--prefill-tokens 512``."""
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+def _sglang_option(key: str, value: Any) -> list[str]:
+    """Example: ``enable_lora, true`` gives ``--enable-lora``; false gives nothing, a list gives several words."""
+    name = f"--{key.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [name] if value else []
+    return [name, *(str(word) for word in (value if isinstance(value, list) else [value]))]
