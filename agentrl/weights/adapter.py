@@ -16,7 +16,9 @@ class AdapterTransport:
     generation ends. The first manifest of a run is the base model itself, which engines hold already.
     """
 
-    pauses = False
+    async def needs_pause(self, engine: Engine) -> bool:
+        """Never."""
+        return False
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Nothing: loading disturbs nobody."""

@@ -3,6 +3,9 @@
 Every engine has a group of its own with a sender process of its own. A sick engine therefore holds no
 healthy one, no two engines share a pause, and a broadcast that hangs is abandoned by killing its sender.
 The price is one copy on the wire for each engine, where one group of all would send a tree.
+
+The sender maps the files that all ranks of the trainer have written, so that no rank waits for a broadcast,
+and gathers the next bucket while one is sent.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import itertools
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from typing import Any
 from agentrl.protocols import Engine
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import EngineError
+from agentrl.weights.ahead import AheadEngines
 from agentrl.weights.buckets import Bucket
 from agentrl.weights.config import BroadcastTransportConfig
 from agentrl.weights.sender import SenderProcess
@@ -38,43 +43,52 @@ class _Link:
 
 
 class BroadcastTransport:
-    """Sends buckets while the engine is paused; groups stay between publications."""
+    """Sends buckets while the engine generates, if it can take them so, else in its pause; groups stay."""
 
-    pauses = True
-
-    def __init__(self, config: BroadcastTransportConfig, load_s: float, flushes: bool, logs: Path) -> None:
-        self._config, self._load_s, self._flushes, self._logs = config, load_s, flushes, logs
+    def __init__(self, config: BroadcastTransportConfig, load_s: float, in_place: bool, logs: Path) -> None:
+        self._config, self._load_s, self._in_place, self._logs = config, load_s, in_place, logs
         self._links: dict[str, _Link] = {}
+        self._ahead = AheadEngines(in_place)
+
+    async def needs_pause(self, engine: Engine) -> bool:
+        """Not for weights in place that the engine has taken ahead. Raises EngineError."""
+        return await self._ahead.needs_pause(engine)
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
-        """Form the group if there is none, and map the staged weights. Raises EngineError."""
+        """Form the group if there is none, and map the staged weights; to our engines, send them too.
+
+        Raises:
+            EngineError: names the bucket if one does not arrive.
+        """
         link = self._links.get(engine.name)
         if link is None:
             link = self._links[engine.name] = await self._join(engine)
         arguments = (manifest.path, self._config.bucket_bytes)
         link.buckets = await link.sender.call("open", *arguments, result=list[Bucket], deadline_s=self._load_s)
+        await link.sender.call("gather", 0, result=type(None), deadline_s=self._load_s)
+        if await self._ahead.includes(engine):
+            await self._send_ahead(engine, link, str(manifest.version))
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
-        """Broadcast bucket after bucket; the last names the version. Raises EngineError naming the bucket."""
+        """Let the engine serve what it has taken, or broadcast bucket after bucket; the last names the version.
+
+        Raises:
+            EngineError: names the bucket if one does not arrive.
+        """
+        if await self._ahead.includes(engine):
+            await self._ahead.swap(engine, manifest.version)
+            return
         link = self._links[engine.name]
+        whole = {"weight_version": str(manifest.version), "flush_cache": not self._in_place}
         async with weight_update(engine):
-            for index, bucket in enumerate(link.buckets):
+            for index in range(len(link.buckets)):
                 is_last = index == len(link.buckets) - 1
-                body: dict[str, Any] = {
-                    "names": list(bucket.names),
-                    "dtypes": list(bucket.dtypes),
-                    "shapes": [list(shape) for shape in bucket.shapes],
-                    "group_name": link.group,
-                    "load_format": _LAYOUT,
-                    "flush_cache": is_last and self._flushes,
-                }
-                if is_last:
-                    body["weight_version"] = str(manifest.version)
-                what = f"bucket {index + 1} of {len(link.buckets)} ({bucket.names[0]} ...)"
-                await self._send_bucket(engine, link, index, body, what)
+                more = whole if is_last else {"flush_cache": False}
+                await self._send_bucket(engine, link, index, more)
 
     async def forget(self, engine: str) -> None:
         """Kill the engine's sender: what waits for it in the collective is freed."""
+        self._ahead.forget(engine)
         link = self._links.pop(engine, None)
         if link is not None:
             link.sender.kill()
@@ -84,13 +98,35 @@ class BroadcastTransport:
         for name in list(self._links):
             await self.forget(name)
 
-    async def _send_bucket(self, engine: Engine, link: _Link, index: int, body: dict[str, Any], what: str) -> None:
-        """Waits for: both ends of the collective. Unblocked by: their ends, or the first failure of either."""
-        sending = link.sender.call("broadcast", index, result=type(None), deadline_s=self._load_s)
+    async def _send_ahead(self, engine: Engine, link: _Link, version: str) -> None:
+        """Announce all buckets at once, so that the engine waits for none of them between two of its steps.
+
+        Waits for: both ends of the collective. Unblocked by: their ends, or the first failure of either.
+        """
+        body = {"weight_version": version, "group_name": link.group, "buckets": [_announce(b) for b in link.buckets]}
+        index = 0
+
+        async def send_all() -> None:
+            nonlocal index
+            for index in range(len(link.buckets)):
+                await self._broadcast(link, index)
+
         try:
-            await _both(engine.update("/update_weights_from_distributed", body), sending)
+            await _both(engine.update("/stage_weights", body), send_all())
         except EngineError as error:
-            raise EngineError(f"{what}: {error}") from error
+            raise EngineError(f"{_describe(link, index)}: {error}") from error
+
+    async def _send_bucket(self, engine: Engine, link: _Link, index: int, more: Mapping[str, Any]) -> None:
+        """Waits for: both ends of the collective. Unblocked by: their ends, or the first failure of either."""
+        body = {**_announce(link.buckets[index]), "group_name": link.group, "load_format": _LAYOUT, **more}
+        receiving = engine.update("/update_weights_from_distributed", body)
+        try:
+            await _both(receiving, self._broadcast(link, index))
+        except EngineError as error:
+            raise EngineError(f"{_describe(link, index)}: {error}") from error
+
+    async def _broadcast(self, link: _Link, index: int) -> None:
+        await link.sender.call("broadcast", index, result=type(None), deadline_s=self._load_s)
 
     async def _join(self, engine: Engine) -> _Link:
         config = self._config
@@ -116,6 +152,15 @@ class BroadcastTransport:
                 await engine.control("/destroy_weights_update_group", {"group_name": name})
             raise
         return _Link(sender, name)
+
+
+def _announce(bucket: Bucket) -> dict[str, Any]:
+    shapes = [list(shape) for shape in bucket.shapes]
+    return {"names": list(bucket.names), "dtypes": list(bucket.dtypes), "shapes": shapes}
+
+
+def _describe(link: _Link, index: int) -> str:
+    return f"bucket {index + 1} of {len(link.buckets)} ({link.buckets[index].names[0]} ...)"
 
 
 async def _both(first: Any, second: Any) -> None:

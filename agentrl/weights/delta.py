@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import DeltaTransportConfig
+from agentrl.weights.disk import DiskTransport
 from agentrl.weights.sender import SenderProcess
 
 
@@ -30,30 +32,33 @@ class DeltaTransport:
     engine hears of them. One host serves all engines of the fleet, so a version is rebuilt once.
     """
 
-    pauses = True
-
-    def __init__(self, config: DeltaTransportConfig, load_s: float, logs: Path) -> None:
+    def __init__(self, config: DeltaTransportConfig, load_s: float, in_place: bool, logs: Path) -> None:
         self._config, self._load_s, self._logs = config, load_s, logs
         self._sender: SenderProcess | None = None
         self._copy: _Copy | None = None
+        self._disk = DiskTransport(in_place)
         self._lock = asyncio.Lock()
         self.sent_bytes = 0
         self.full_bytes = 0
+
+    async def needs_pause(self, engine: Engine) -> bool:
+        """As of the disk, from where engines take what was rebuilt. Raises EngineError."""
+        return await self._disk.needs_pause(engine)
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Rebuild the version on the engines' host, unless another engine's turn did. Raises EngineError."""
         async with self._lock:
             if self._copy is None or self._copy.version != manifest.version:
                 await self._bring(manifest)
+        await self._disk.prepare(engine, self._rebuilt(manifest))
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
-        """Let a paused engine load the rebuilt weights. Raises EngineError."""
-        if self._copy is None or self._copy.version != manifest.version:
-            raise EngineError(f"version {manifest.version} is no longer on the engines' host; it is sent anew")
-        await engine.update_weights_from_disk(str(self._copy.folder), manifest.version)
+        """Let the engine serve the rebuilt weights. Raises EngineError."""
+        await self._disk.send(engine, self._rebuilt(manifest))
 
     async def forget(self, engine: str) -> None:
-        """Nothing is kept for single engines."""
+        """It may come back as another kind of server."""
+        await self._disk.forget(engine)
 
     async def close(self) -> None:
         """End the sender and free the host's memory; safe to call twice."""
@@ -63,6 +68,11 @@ class DeltaTransport:
         if self._copy is not None:
             shutil.rmtree(self._copy.folder, ignore_errors=True)
             self._copy = None
+
+    def _rebuilt(self, manifest: WeightsManifest) -> WeightsManifest:
+        if self._copy is None or self._copy.version != manifest.version:
+            raise EngineError(f"version {manifest.version} is no longer on the engines' host; it is sent anew")
+        return dataclasses.replace(manifest, path=str(self._copy.folder))
 
     async def _bring(self, manifest: WeightsManifest) -> None:
         target = self._config.folder / manifest.policy / str(manifest.version)

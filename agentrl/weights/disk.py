@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from agentrl.protocols import Engine
 from agentrl.types.batch import WeightsManifest
-from agentrl.types.errors import EngineRefusedError
+from agentrl.weights.ahead import AheadEngines
 
 
 class DiskTransport:
@@ -15,30 +13,29 @@ class DiskTransport:
     Embedded engines read it before their pause; to SGLang, which knows no such call, it is new in the pause.
     """
 
-    pauses = True
+    def __init__(self, in_place: bool = False) -> None:
+        self._ahead = AheadEngines(in_place)
 
-    def __init__(self) -> None:
-        self._unprepared: set[str] = set()
+    async def needs_pause(self, engine: Engine) -> bool:
+        """Not for weights in place that the engine has taken ahead. Raises EngineError."""
+        return await self._ahead.needs_pause(engine)
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Let the engine read and check the folder while it generates. Raises EngineError."""
-        if engine.name in self._unprepared:
-            return
-        body = {"model_path": manifest.path, "weight_version": str(manifest.version)}
-        try:
+        if await self._ahead.includes(engine):
+            body = {"model_path": manifest.path, "weight_version": str(manifest.version)}
             await engine.update("/stage_weights", body)
-        except EngineRefusedError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                raise
-            self._unprepared.add(engine.name)
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
-        """Let a paused engine load the staged folder. Raises EngineError."""
+        """Let an engine serve what it has read, or a paused one load the staged folder. Raises EngineError."""
+        if not await self._ahead.needs_pause(engine):
+            await self._ahead.swap(engine, manifest.version)
+            return
         await engine.update_weights_from_disk(manifest.path, manifest.version)
 
     async def forget(self, engine: str) -> None:
         """It may come back as another kind of server."""
-        self._unprepared.discard(engine)
+        self._ahead.forget(engine)
 
     async def close(self) -> None:
         """Nothing is kept."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.inference.fleet import Fleet, Member
-from agentrl.protocols import Engine, WeightTransport
+from agentrl.protocols import WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.errors import EngineError, PublishError
 from agentrl.weights.config import PublishConfig
@@ -95,34 +95,37 @@ class StagedPublisher:
         started = time.monotonic()
         engine = member.engine
         aborted = 0
-        phase = "prepare"
+        member.phase = "prepare"
         try:
             await self._transport.prepare(engine, manifest)
+            pauses = await self._transport.needs_pause(engine)
             paused = time.monotonic()
-            if self._transport.pauses:
-                phase = "pause"
+            if pauses:
+                member.phase = "pause"
                 aborted = await engine.pause()
             self._fleet.begin_proof(member.name, manifest.version)
-            phase = "swap"
+            member.phase = "swap"
             await self._transport.send(engine, manifest)
-            phase = "receipt"
+            member.phase = "receipt"
             receipt = await engine.receipt()
             self._book.check(receipt, manifest)
-            if self._transport.pauses:
-                phase = "resume"
+            if pauses:
+                member.phase = "resume"
                 await engine.resume()
-            gap_s = time.monotonic() - paused
-            phase = "canary"
+            gap_s = time.monotonic() - paused if pauses else 0.0
+            member.phase = "canary"
             await check_canary(engine, manifest, self._config.max_canary_gap_nats)
+            self._book.enter(receipt, manifest)
         except EngineError as error:
-            return await self._fail(engine, manifest, phase, error)
+            return await self._fail(member, manifest, error)
         self._fleet.proven(member.name)
         seconds = time.monotonic() - started
         receipt = dataclasses.replace(receipt, aborted=aborted, seconds=seconds, gap_s=gap_s)
         self._receipts[member.name] = receipt
         return receipt
 
-    async def _fail(self, engine: Engine, manifest: WeightsManifest, phase: str, error: EngineError) -> str:
+    async def _fail(self, member: Member, manifest: WeightsManifest, error: EngineError) -> str:
+        engine, phase = member.engine, member.phase
         self.counts[f"publish/failed_{phase}"] += 1
         self._fleet.disproven(engine.name, f"{phase} of version {manifest.version} failed: {error}")
         await self._transport.forget(engine.name)

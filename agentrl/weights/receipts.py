@@ -19,7 +19,9 @@ class ReceiptBook:
 
     Checksums are compared by tensor name where both sides have the name. An engine that fuses or shards
     its tensors shares no names with the trainer; its receipt must then equal those of engines with the
-    same names for the same version, and must differ from its own receipt for other weights.
+    same names for the same version, and must differ from its own receipt for other weights. Only engines
+    that passed the canary are a measure for others: else one with wrong weights that was first would
+    have all the right ones set aside.
     """
 
     def __init__(self) -> None:
@@ -27,7 +29,7 @@ class ReceiptBook:
         self._by_engine: dict[str, tuple[Receipt, dict[str, str]]] = {}
 
     def check(self, receipt: Receipt, manifest: WeightsManifest) -> None:
-        """Take note of a receipt, or refuse it.
+        """Compare a receipt with all that is known.
 
         Raises:
             ReceiptError: another version, or other content than the manifest's or a like engine's, or
@@ -36,15 +38,23 @@ class ReceiptBook:
         check_receipt(receipt, manifest)
         if not receipt.checksums:
             return
-        layout = frozenset(receipt.checksums)
-        like = self._by_layout.get(layout)
+        like = self._by_layout.get(frozenset(receipt.checksums))
         if like is not None and like.version == receipt.version:
             _compare(receipt.checksums, like.checksums, f"engine {like.engine}'s")
         last = self._by_engine.get(receipt.engine)
         if last is not None and _is_unchanged(receipt, *last, manifest):
             raise ReceiptError(f"still serves the weights of version {last[0].version}, called {receipt.version}")
-        self._by_layout[layout] = receipt
-        self._by_engine[receipt.engine] = (receipt, manifest.checksums)
+
+    def enter(self, receipt: Receipt, manifest: WeightsManifest) -> None:
+        """Let the receipt of an engine that has passed the canary be a measure for others.
+
+        Raises:
+            ReceiptError: a like engine's has come in between, and differs.
+        """
+        if receipt.checksums:
+            self.check(receipt, manifest)
+            self._by_layout[frozenset(receipt.checksums)] = receipt
+            self._by_engine[receipt.engine] = (receipt, manifest.checksums)
 
 
 def check_receipt(receipt: Receipt, manifest: WeightsManifest) -> None:

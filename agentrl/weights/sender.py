@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,9 @@ class Sender:
         self._buckets: list[Bucket] = []
         self._group: Any = None
         self._shared: list[Any] = []
+        self._gatherer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gather")
+        self._gathered: dict[int, Future[torch.Tensor]] = {}
+        self._buffers: dict[int, torch.Tensor] = {}
 
     def join(
         self, rank: int, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float
@@ -48,16 +52,33 @@ class Sender:
         self._tensors = {}
         for file in weight_files(Path(folder)):
             self._tensors.update(load_file(file))
+        self._gathered = {}
         return self._buckets
 
-    def broadcast(self, index: int) -> None:
-        """Send a bucket, flattened to bytes, to the group."""
-        import torch
+    def gather(self, index: int) -> None:
+        """Begin to flatten a bucket, if there is such a one."""
+        if index < len(self._buckets) and index not in self._gathered:
+            self._gathered[index] = self._gatherer.submit(self._flatten, index)
 
+    def broadcast(self, index: int) -> None:
+        """Send a bucket, flattened to bytes, to the group, while the next one is gathered."""
         from agentrl.weights.group import broadcast
 
+        self.gather(index)
+        flat = self._gathered.pop(index).result()
+        self.gather(index + 1)
+        broadcast(flat, self._group)
+
+    def _flatten(self, index: int) -> torch.Tensor:
+        """A bucket's bytes, in one of two buffers that take turns."""
+        import torch
+
+        size = max(bucket.num_bytes for bucket in self._buckets)
+        buffer = self._buffers.get(index % 2)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[index % 2] = torch.empty(size, dtype=torch.uint8)
         pieces = [tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in self._named(index)]
-        broadcast(torch.cat(pieces), self._group)
+        return torch.cat(pieces, out=buffer[: self._buckets[index].num_bytes])
 
     def share(self, num_readers: int) -> list[list[str]]:
         """Put all buckets into shared memory; returns for each a payload for every reader, good until the next call.

@@ -58,7 +58,7 @@ class RecordingEngine:
         await self._call("probe")
         return self.version
 
-    async def update(self, path: str, body: dict[str, str]) -> dict[str, str]:
+    async def control(self, path: str, body: dict[str, str]) -> dict[str, str]:
         raise EngineRefusedError(f"{path} is not served", 404)
 
     async def abort_all(self) -> None:

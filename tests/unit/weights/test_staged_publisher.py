@@ -108,16 +108,16 @@ def _receipt(engine: str, checksums: dict[str, str], version=NEW) -> Receipt:
 
 def test_engines_of_one_layout_must_serve_the_same() -> None:
     book = ReceiptBook()
-    book.check(_receipt("x", {"fused": "99"}), MANIFEST)
-    book.check(_receipt("y", {"fused": "99"}), MANIFEST)
-    book.check(_receipt("other", {"fused_otherwise": "77"}), MANIFEST)
+    book.enter(_receipt("x", {"fused": "99"}), MANIFEST)
+    book.enter(_receipt("y", {"fused": "99"}), MANIFEST)
+    book.enter(_receipt("other", {"fused_otherwise": "77"}), MANIFEST)
     with pytest.raises(ReceiptError, match="1 of 1 tensors differ from engine y's, such as fused"):
         book.check(_receipt("z", {"fused": "98"}), MANIFEST)
 
 
 def test_new_weights_under_unchanged_checksums_are_the_old_weights() -> None:
     book = ReceiptBook()
-    book.check(_receipt("x", {"fused": "99"}), MANIFEST)
+    book.enter(_receipt("x", {"fused": "99"}), MANIFEST)
     newer = dataclasses.replace(MANIFEST, version=NEW.next(), checksums={"a": "12", "b": "22"})
     with pytest.raises(ReceiptError, match=r"still serves the weights of version 0\.4, called 0\.5"):
         book.check(_receipt("x", {"fused": "99"}, NEW.next()), newer)
@@ -182,3 +182,15 @@ async def test_a_slow_engine_does_not_hold_the_next_version_back_and_catches_up(
         await asyncio.sleep(0)
     assert fleet.members["slow"].served == [OLD, NEW, NEW.next()]
     await publisher.close()
+
+
+async def test_an_engine_that_failed_the_canary_is_no_measure_for_its_likes() -> None:
+    wrong, good = RecordingEngine("wrong"), RecordingEngine("good")
+    wrong.checksums, good.checksums = {"fused": "13"}, {"fused": "99"}
+    wrong.scores, good.scores = [-3.0, -2.0], [-1.0, -2.0]
+    publisher, fleet = _publisher(wrong, good)
+    manifest = dataclasses.replace(MANIFEST, canary=Canary((5, 6, 7), (-1.0, -2.0)))
+    await publisher.publish(manifest)
+    assert fleet.healthy == ["good"]
+    await publisher.publish(dataclasses.replace(manifest, version=NEW.next()))
+    assert fleet.healthy == ["good"]
