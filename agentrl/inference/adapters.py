@@ -16,9 +16,17 @@ class Adapter:
     version: PolicyVersion
 
 
+_PREFIX = "adapter-"
+
+
 def adapter_name(version: PolicyVersion) -> str:
     """The name of a version's adapter. Example: ``adapter-0.7``."""
-    return f"adapter-{version}"
+    return f"{_PREFIX}{version}"
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether a run gave an adapter this name."""
+    return name.startswith(_PREFIX)
 
 
 class AdapterShelf:

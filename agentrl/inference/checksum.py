@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
+
+import xxhash
 
 if TYPE_CHECKING:
     import torch
-
-_DIGEST_BYTES = 8
 
 
 def checksum_key(dtype: str | None, name: str) -> str:
@@ -26,15 +25,16 @@ def dtype_of_key(key: str) -> str:
 
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
-    """Digest of a tensor's dtype, shape and bytes.
+    """Digest of a tensor's dtype, shape and bytes: 128 bits of XXH3, at some ten gigabytes a second.
 
+    It tells weights apart that went astray, not weights that somebody forged.
     A float64 tensor counts as float32: float64 serves only to compute with weights that were trained
     in float32, which it holds exactly.
     """
     plain = tensor.detach().cpu().contiguous()
     if str(plain.dtype) == "torch.float64":
         plain = plain.float()
-    digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=_DIGEST_BYTES)
+    digest = xxhash.xxh3_128(f"{plain.dtype}{tuple(plain.shape)}".encode())
     digest.update(plain.view(-1).view(dtype=_bytes_dtype()).numpy())
     return digest.hexdigest()
 

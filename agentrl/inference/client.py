@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import httpx
 import orjson
 
-from agentrl.inference.adapters import Adapter, AdapterShelf, adapter_name
+from agentrl.inference.adapters import Adapter, AdapterShelf, adapter_name, is_adapter_name
 from agentrl.inference.checksum import checksum_key
 from agentrl.inference.config import ClientConfig
 from agentrl.inference.transport import LaneTransport
-from agentrl.inference.wire import frozen_kv, generation_body, parse_generation
+from agentrl.inference.wire import frozen_kv, generation_body, parse_checksums, parse_generation
 from agentrl.types.batch import Receipt
 from agentrl.types.errors import Boundary, EngineError, EngineRefusedError, EpisodeError
 from agentrl.types.generation import Generation, GenerationRequest
@@ -117,20 +117,28 @@ class EngineClient:
     async def load_adapter(self, path: str, version: PolicyVersion) -> None:
         """Take a LoRA adapter from a folder; later generations use it, earlier ones keep theirs.
 
-        Safe to repeat: the engine is asked what it holds, since it may have loaded the adapter though its answer
-        was lost, have started again without it, or hold an adapter of the same name from another run's folder.
+        Safe to repeat: if it refuses, it is asked what it holds, since it may have loaded the adapter though its answer
+        was lost, have started again without it, or hold adapters of a run before this one, which go.
 
         Raises:
             EngineError: the engine cannot be reached, or refuses the adapter.
         """
         adapter = Adapter(adapter_name(version), version)
-        sources = await self._adapter_sources()
-        if adapter.name in sources and sources[adapter.name] != path:
-            await self.update("/unload_lora_adapter", {"lora_name": adapter.name})
-        if sources.get(adapter.name) != path:
-            await self.update("/load_lora_adapter", {"lora_name": adapter.name, "lora_path": path})
+        if self._shelf.newest is None:
+            for name in filter(is_adapter_name, (await self._adapter_sources()).keys() - {adapter.name}):
+                self._unload_later(name)
+        body = {"lora_name": adapter.name, "lora_path": path}
+        try:
+            await self.update("/load_lora_adapter", body)
+        except EngineRefusedError:
+            held = (await self._adapter_sources()).get(adapter.name)
+            if held is None:
+                raise
+            if held != path:
+                await self.update("/unload_lora_adapter", {"lora_name": adapter.name})
+                await self.update("/load_lora_adapter", body)
         if (old := self._shelf.put(adapter)) is not None:
-            self._unload_later(old)
+            self._unload_later(old.name)
 
     async def control(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Any other control call. Raises EngineError."""
@@ -159,12 +167,12 @@ class EngineClient:
     async def receipt(self) -> Receipt:
         """Version and checksums from the engine itself. Raises EngineError."""
         start = time.monotonic()
-        info = await self.model_info()
         if self._shelf.newest is not None:
             await self._check_has_adapter(self._shelf.newest)
             return Receipt(self.name, self._shelf.newest.version, {}, time.monotonic() - start, 0)
+        info = await self.model_info()
         answer = await self._control("/weights_checker", {"action": "checksum"}, self._config.load_s)
-        checksums = {checksum_key(info.get("dtype"), name): digest for name, digest in _checksums(answer)}
+        checksums = {checksum_key(info.get("dtype"), name): digest for name, digest in parse_checksums(answer)}
         return Receipt(self.name, self._served_version(info), checksums, time.monotonic() - start, 0)
 
     async def model_info(self) -> dict[str, Any]:
@@ -216,16 +224,16 @@ class EngineClient:
     def _release(self, adapter: Adapter | None) -> None:
         """A call that used an adapter is over."""
         if adapter is not None and self._shelf.end(adapter):
-            self._unload_later(adapter)
+            self._unload_later(adapter.name)
 
-    def _unload_later(self, adapter: Adapter) -> None:
+    def _unload_later(self, name: str) -> None:
         """Unload in the background: nobody waits for it, and the engine holds it back while it is used."""
 
         async def unload() -> None:
             with contextlib.suppress(EngineError):
-                await self.update("/unload_lora_adapter", {"lora_name": adapter.name})
+                await self.update("/unload_lora_adapter", {"lora_name": name})
 
-        task = asyncio.create_task(unload(), name=f"unload-{adapter.name}")
+        task = asyncio.create_task(unload(), name=f"unload-{name}")
         self._unloading.add(task)
         task.add_done_callback(self._unloading.discard)
 
@@ -269,14 +277,6 @@ class EngineClient:
         """Tell the engine that nobody waits; the answer does not matter, nor does it if it is gone."""
         with contextlib.suppress(httpx.HTTPError, TimeoutError):
             await self._post("/abort_request", orjson.dumps({"rid": rid}), self._config.control_s)
-
-
-def _checksums(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Digests by name. SGLang's are of a kind of their own, by rank, so their names must not be those of ours."""
-    yield from answer.get("checksums", {}).items()
-    for number, rank in enumerate(answer.get("ranks", [])):
-        for name, digest in rank.get("checksums", {}).items():
-            yield f"rank-{number}/{name}", digest
 
 
 def _decoded(response: httpx.Response) -> Any:

@@ -52,6 +52,30 @@ class EmbeddedEngineConfig(ConfigModel):
     """How often each engine is started anew after it died; 0 goes on with those that are left."""
 
 
+class SGLangEngineConfig(ConfigModel):
+    """SGLang servers that the run starts on this machine.
+
+    Their draws do not repeat: with `buffer.max_staleness` 0 a run is synchronous, and not the same twice.
+    """
+
+    kind: Literal["sglang"]
+    """Started by the run."""
+    count: Annotated[int, Field(gt=0)] = 1
+    """Servers of the policy."""
+    command: Annotated[list[str], Field(min_length=1)] = ["python", "-m", "sglang.launch_server"]
+    """What starts one; another interpreter, where SGLang has an environment of its own."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Further options of the command, passed through as they are, such as ``tp-size = 2``."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the servers, beside the run's own."""
+    devices: list[str] = Field(default_factory=list)
+    """CUDA_VISIBLE_DEVICES of one server after the other, the evaluation's last; empty leaves it alone."""
+    start_s: Annotated[float, Field(gt=0)] = 900.0
+    """Seconds for a server to load its model and to warm up."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """How often each server is started anew after it died; 0 goes on with those that are left."""
+
+
 class AttachedEngineConfig(ConfigModel):
     """Engines that run already, SGLang or embedded."""
 
@@ -65,4 +89,5 @@ class AttachedEngineConfig(ConfigModel):
     """Seconds for the engines to answer, at the start and after they were lost."""
 
 
-EngineConfig = Annotated[EmbeddedEngineConfig | AttachedEngineConfig, Field(discriminator="kind")]
+StartedEngineConfig = EmbeddedEngineConfig | SGLangEngineConfig
+EngineConfig = Annotated[StartedEngineConfig | AttachedEngineConfig, Field(discriminator="kind")]

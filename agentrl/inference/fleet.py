@@ -42,7 +42,8 @@ class Member:
 
     `served` are the versions that receipts have proven, oldest first. `proving` is the version between a
     swap and its receipt; a reply that holds it waits for `proof`. `gone` is done when replies can no
-    longer come. `turn` is held by whoever changes the engine's weights.
+    longer come. `turn` is held by whoever changes the engine's weights; `phase` is what the publisher does
+    there, or failed at, until a receipt has come.
     """
 
     engine: Engine
@@ -52,6 +53,7 @@ class Member:
     proving: PolicyVersion | None = None
     proof: asyncio.Event = field(default_factory=asyncio.Event)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    phase: str = ""
     _gone: asyncio.Future[None] | None = None
 
     @property
@@ -138,7 +140,8 @@ class Fleet:
     def dead(self, name: str, reason: str) -> None:
         """No reply comes from it any more; its requests go elsewhere from their tokens."""
         member = self.members[name]
-        self._move(member, EngineState.DEAD, reason)
+        during = f" (weights: in the phase {member.phase})" if member.phase else ""
+        self._move(member, EngineState.DEAD, f"{reason}{during}")
         member.bury()
 
     def restarted(self, name: str, engine: Engine) -> None:
@@ -157,6 +160,7 @@ class Fleet:
         member = self.members[name]
         if member.proving is not None:
             member.served = [*member.served, member.proving][-_KEPT_VERSIONS:]
+        member.phase = ""
         self._end_proof(member)
         if member.state is not EngineState.DEAD:
             member.unbury()

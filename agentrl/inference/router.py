@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from dataclasses import replace
 
 from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import Engine
-from agentrl.types.errors import Boundary, EpisodeError
+from agentrl.types.errors import Boundary, EngineError, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion
 
@@ -68,6 +69,12 @@ class EngineRouter:
             finally:
                 self._load[member.name] -= 1
             tried.add(id(engine))
+
+    async def abort_all(self) -> None:
+        """Ask every engine that serves to give back what it generates; one that does not answer has nothing to give."""
+        for name in self.fleet.healthy:
+            with suppress(EpisodeError, EngineError):
+                await self.fleet.members[name].engine.abort_all()
 
     def end_session(self, session: str) -> None:
         """Forget where a session was served."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,14 @@ def frozen_kv(versions: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
     if not versions:
         return versions
     return (VersionSpan(min(span.version for span in versions), 0, versions[-1].end),)
+
+
+def parse_checksums(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Digests by name. SGLang's are of a kind of their own, by rank, so their names must not be those of ours."""
+    yield from answer.get("checksums", {}).items()
+    for number, rank in enumerate(answer.get("ranks", [])):
+        for name, digest in rank.get("checksums", {}).items():
+            yield f"rank-{number}/{name}", digest
 
 
 def _parse_routing(meta: dict[str, Any], request: GenerationRequest, num_tokens: int) -> RoutedExperts | None:

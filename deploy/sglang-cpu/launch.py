@@ -1,14 +1,15 @@
 """Starts the real SGLang server beside a CPU build of torch: python launch.py OPTIONS OF sglang.launch_server
 
 Three places of the server take CUDA for granted. Each is given the least that lets it go on; what it computes
-stays SGLang's own. The server spawns its scheduler and detokenizer, and multiprocessing imports this file in each
-of them again, so the repairs stand at module level.
+stays SGLang's own. Its scheduler and detokenizer are forked, see `fork_processes`; in processes that it
+spawns, multiprocessing imports this file again, so the repairs stand at module level.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import multiprocessing
 import runpy
 import types
 from collections.abc import Callable
@@ -54,6 +55,16 @@ def ignore_host_registration() -> None:
     torch.cuda.cudart = lambda: runtime
 
 
+def fork_processes() -> None:
+    """Let scheduler and detokenizer begin with what the server has imported already.
+
+    The server spawns them, which a process with a CUDA context must; each then imports all of torch and SGLang anew,
+    most of a start on few cores.
+    """
+    choose = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda method, force=False: choose("fork", force)
+
+
 def _loads(library: Path) -> bool:
     try:
         torch.ops.load_library(library)
@@ -77,4 +88,6 @@ if not torch.accelerator.is_available():
     ignore_host_registration()
 
 if __name__ == "__main__":
+    if not torch.accelerator.is_available():
+        fork_processes()
     runpy.run_module("sglang.launch_server", run_name="__main__")

@@ -6,23 +6,53 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from agentrl.inference.config import SGLangEngineConfig
+from agentrl.orchestration.commands import EngineLaunch, engine_command
+from agentrl.types.version import PolicyVersion
 from tests.servers.process import find_free_port, running_server
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 RECIPE = ROOT / "deploy" / "sglang-cpu"
 START_S = 360.0
-LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-OPTIONS = {
-    "dense": (),
-    "moe": ("--enable-return-routed-experts",),
-    "lora": (
-        "--enable-lora", "--max-lora-rank", "8", "--max-loras-per-batch", "3", "--lora-backend", "torch_native",
-        "--lora-target-modules", *LORA_MODULES,
-    ),
-    "sharded": ("--tp-size", "2"),
+LORA_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "moe": {"enable-return-routed-experts": True},
+    "lora": {
+        "enable-lora": True, "max-lora-rank": 8, "max-loras-per-batch": 3, "lora-backend": "torch_native",
+        "lora-target-modules": LORA_MODULES,
+    },
+    "sharded": {"tp-size": 2},
 }  # fmt: skip
+
+
+def sglang_config(kind: str = "dense", max_running_requests: int = 6) -> SGLangEngineConfig:
+    """How the run starts SGLang on a CPU, of one of the kinds in `OPTIONS`.
+
+    Raises AssertionError if it is not installed.
+    """
+    assert PYTHON.exists(), f"no SGLang at {PYTHON}; run `make sglang-cpu`"
+    args = {
+        "device": "cpu", "attention-backend": "torch_native", "dtype": "float32", "mem-fraction-static": 0.1,
+        "max-total-tokens": 32768, "max-running-requests": max_running_requests, "sleep-on-idle": True,
+        "load-snapshot-publish-interval": 1,
+        **OPTIONS[kind],
+    }  # fmt: skip
+    environment = {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(RECIPE),
+    }
+    if kind == "sharded":
+        cores = sorted(os.sched_getaffinity(0))
+        environment["SGLANG_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
+    command = [str(PYTHON), str(RECIPE / "launch.py")]
+    return SGLangEngineConfig(kind="sglang", command=command, args=args, env=environment, start_s=START_S)
 
 
 @contextmanager
@@ -31,24 +61,9 @@ def running_sglang(kind: str, model: Path, log: Path, version: str, max_running_
 
     Raises AssertionError if it is not installed or does not start.
     """
-    assert PYTHON.exists(), f"no SGLang at {PYTHON}; run `make sglang-cpu`"
+    config = sglang_config(kind, max_running_requests)
+    launch = EngineLaunch("main", kind, model, PolicyVersion.parse(version), config, False, log.parent)
     port = find_free_port()
-    command = [
-        str(PYTHON), str(RECIPE / "launch.py"), "--model-path", str(model), "--device", "cpu",
-        "--attention-backend", "torch_native", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-        "--mem-fraction-static", "0.1", "--max-total-tokens", "32768",
-        "--max-running-requests", str(max_running_requests), "--weight-version", version, "--sleep-on-idle",
-        "--load-snapshot-publish-interval", "1",
-        *OPTIONS[kind],
-    ]  # fmt: skip
-    environment = {
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(RECIPE),
-    }
-    if kind == "sharded":
-        cores = sorted(os.sched_getaffinity(0))
-        environment["SGLANG_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
+    command, environment = engine_command(launch, port)
     with running_server(command, port, log, START_S, environment) as url:
         yield url

@@ -98,6 +98,17 @@ def test_an_engine_that_ends_is_dead_at_once_and_its_successor_waits_for_weights
     supervised(play)
 
 
+def test_an_engine_that_dies_while_its_weights_change_is_named_with_the_phase() -> None:
+    async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
+        await asyncio.sleep(1.0)
+        fleet.members["a"].phase = "swap"
+        keeper.end("a")
+        await asyncio.sleep(0.1)
+        assert fleet.aside == {"a": "a ended (signal 9) (weights: in the phase swap)"}
+
+    supervised(play)
+
+
 @pytest.mark.parametrize("silence", [None, EngineError("refused")])
 def test_a_silent_engine_is_suspect_then_dead_within_the_declared_time(silence: EngineError | None) -> None:
     async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
