@@ -7,6 +7,7 @@ arming one, letting the run go on, and looking at tokens, versions and times aft
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -74,7 +75,7 @@ class ChaosEngine:
 
     Kill and hang strike the process just before the call is sent; a lost reply is one that the engine
     has given; a duplicated call is sent twice, as a proxy might; wrong weights are loaded under the right
-    label; old weights are loaded behind everybody's back, as by a restart.
+    label; old weights are loaded behind everybody's back, as by a restart, while the publisher holds no `turn`.
     """
 
     def __init__(self, engine: Engine, victim: Victim) -> None:
@@ -82,6 +83,7 @@ class ChaosEngine:
         self._engine, self._victim = engine, victim
         self._armed: Fault | None = None
         self.struck = asyncio.Event()
+        self.turn = asyncio.Lock()
 
     def arm(self, fault: Fault) -> None:
         """Strike at the next call of the fault's phase; `struck` is set then."""
@@ -160,7 +162,7 @@ class ChaosEngine:
             case FaultKind.SLOW:
                 await asyncio.sleep(self._victim.slow_s)
             case FaultKind.OLD_WEIGHTS:
-                await self._roll_back()
+                await self._roll_back(phase)
         answer = await call()
         if fault.kind is FaultKind.DUPLICATED:
             answer = await call()
@@ -174,7 +176,9 @@ class ChaosEngine:
         self.struck.set()
         return fault
 
-    async def _roll_back(self) -> None:
-        await self._engine.control("/pause_generation", {"mode": "abort"})
-        await self._engine.update_weights_from_disk(str(self._victim.old_weights), self._victim.old_version)
-        await self._engine.control("/continue_generation", {})
+    async def _roll_back(self, phase: FaultPhase) -> None:
+        # A restart interrupts no load; SGLang stands still for ever when two loads and two pauses cross.
+        async with self.turn if phase is FaultPhase.GENERATE else contextlib.nullcontext():
+            await self._engine.control("/pause_generation", {"mode": "abort"})
+            await self._engine.update_weights_from_disk(str(self._victim.old_weights), self._victim.old_version)
+            await self._engine.control("/continue_generation", {})

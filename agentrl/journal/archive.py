@@ -1,0 +1,163 @@
+"""Consumed episodes leave the journal: first into Parquet files, then their segments are deleted.
+
+A file of the archive holds what became final between two checkpoints, and says in its footer up to which entry of
+the journal that is. This is all that is known about what is archived, so a crash anywhere between writing a file,
+renaming it and deleting segments leaves nothing to repair: what the newest file covers is archived, the rest not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.journal.columns import Consumed, ConsumedWriter, read_metadata
+from agentrl.journal.consumption import Checkpoint, consumed, last_checkpoint
+from agentrl.journal.disk import sync_path
+from agentrl.journal.entries import Dropped, Entry, Leased
+from agentrl.journal.index import JournalIndex, with_index
+from agentrl.journal.life import build_life
+from agentrl.journal.reading import all_segments
+from agentrl.journal.segments import sync_folder
+from agentrl.journal.settling import step_of
+from agentrl.types.errors import StorageError
+
+_READ_AT_ONCE = 64
+_ROW_GROUP_TOKENS = 2**20
+_UNTIL = "agentrl.archived_until"
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What a call did: the file, if there was anything to archive, and what made room for it.
+
+    `incomplete` counts episodes whose first entries were gone, as after an archive was deleted by hand.
+    """
+
+    file: Path | None = None
+    episodes: int = 0
+    incomplete: int = 0
+    deleted_files: int = 0
+    deleted_bytes: int = 0
+
+
+def archive(folder: Path, target: Path, keep_bytes: int | None = None, index: Path | None = None) -> Archived:
+    """Write all episodes that are final and not archived yet to a new file ``consumed-<step>-<number>.parquet``.
+
+    The journal may be written meanwhile; the archive has one writer at a time. Beyond `keep_bytes` the oldest files
+    are deleted, so the archive takes at most that, or its newest file if that is larger. In memory are a few dozen
+    episodes at once.
+
+    Raises:
+        StorageError: the disk is full or cannot be read or written, or the archive is another journal's.
+    """
+    if not all_segments(folder):
+        return Archived()
+    with _writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+        for draft in target.glob(".consumed-*.parquet.new"):
+            draft.unlink()
+    file, episodes, incomplete = with_index(folder, index, lambda journal: _archive(journal, target))
+    with _writing(target):
+        deleted = _make_room(target, keep_bytes)
+    return Archived(file, episodes, incomplete, len(deleted), sum(deleted))
+
+
+def archived_until(target: Path) -> Checkpoint | None:
+    """The last checkpoint that the archive covers. Raises StorageError if its newest file cannot be read."""
+    files = archive_files(target)
+    if not files:
+        return None
+    segment, start, step, identity = json.loads(read_metadata(files[-1])[_UNTIL])
+    return Checkpoint(segment, start, step, bytes.fromhex(identity))
+
+
+def archive_files(target: Path) -> list[Path]:
+    """Files of an archive in the order of their writing."""
+    return sorted(target.glob("consumed-*-*.parquet"), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int]:
+    until = last_checkpoint(journal)
+    keys = consumed(journal, after=archived_until(target))
+    if until is None or not keys:
+        return None, 0, 0
+    files = archive_files(target)
+    number = _number(files[-1]) + 1 if files else 1
+    path = target / f"consumed-{until.step:06d}-{number:06d}.parquet"
+    # Tools that are given the folder pass over hidden files.
+    draft = path.with_name(f".{path.name}.new")
+    footer = {_UNTIL: json.dumps([until.segment, until.start, until.step, until.identity.hex()])}
+    written = 0
+    with _writing(target):
+        with ConsumedWriter(draft, footer) as writer:
+            for rows in _row_groups(_episodes(journal, keys)):
+                writer.write(rows)
+                written += len(rows)
+        _put_in_place(draft, path)
+    return path, written, len(keys) - written
+
+
+def _episodes(journal: JournalIndex, keys: Sequence[tuple[int, int]]) -> Iterator[Consumed]:
+    """Episodes by key and the number of the entry that made them final; those without a beginning are left out."""
+    outcomes = {number: _outcome(entry) for number, entry in journal.buffer_entries({source for _, source in keys})}
+    for first in range(0, len(keys), _READ_AT_ONCE):
+        sources = dict(keys[first : first + _READ_AT_ONCE])
+        entries = journal.entries(sources)
+        for key, source in sources.items():
+            life = build_life(entries.get(key, []))
+            if life is not None and isinstance(life.entries[0], Leased) and not life.entries[0].taken_over:
+                yield outcomes[source](life.episode())
+
+
+def _outcome(entry: Entry) -> Callable[..., Consumed]:
+    if isinstance(entry, Dropped):
+        return lambda episode: Consumed(episode, "dropped", entry.reason, entry.step)
+    step = step_of(entry)
+    return lambda episode: Consumed(episode, "trained", None, step)
+
+
+def _row_groups(rows: Iterator[Consumed]) -> Iterator[list[Consumed]]:
+    """Rows in groups of about a million tokens: what a reader of one episode has to unpack."""
+    group: list[Consumed] = []
+    tokens = 0
+    for row in rows:
+        group.append(row)
+        tokens += row.episode.num_tokens
+        if tokens >= _ROW_GROUP_TOKENS:
+            yield group
+            group, tokens = [], 0
+    if group:
+        yield group
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the archive {target} cannot be written: {error}; free space there") from error
+
+
+def _put_in_place(draft: Path, path: Path) -> None:
+    sync_path(draft)
+    draft.rename(path)
+    sync_folder(path.parent)
+
+
+def _make_room(target: Path, keep_bytes: int | None) -> list[int]:
+    """Sizes of the files that were deleted; the newest stays, since it says what is archived."""
+    sizes = {path: path.stat().st_size for path in archive_files(target)}
+    deleted: list[int] = []
+    for path, size in list(sizes.items())[:-1]:
+        if keep_bytes is None or sum(sizes.values()) - sum(deleted) <= keep_bytes:
+            break
+        path.unlink()
+        deleted.append(size)
+    return deleted

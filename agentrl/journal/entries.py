@@ -1,0 +1,220 @@
+"""What a journal says: one record for every transition that outlives its process.
+
+Each entry's payload is the episode's key (8 bytes, 0 for entries of no single episode) and the record as
+msgpack, so a reader can pass over episodes that do not concern it without decoding them. A rollout worker
+writes the life of episodes (`Leased` to `Ended`), the buffer what became of them (`Taken` to `Checkpointed`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import xxhash
+
+from agentrl import codec
+from agentrl.types.environment import Opening, StepResult
+from agentrl.types.episode import Agent, Effect, Node, StopReason, Ticket, Turn
+from agentrl.types.errors import Failure, StorageError
+from agentrl.types.generation import FinishReason, Generation
+from agentrl.types.version import PolicyVersion
+
+SCHEMA = 1
+NO_EPISODE = 0
+_KEY = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A worker plays an episode from here on, under a fencing token.
+
+    `token` rises with every new holder. `taken_over` is the number of the episode's entries that the new
+    holder found; what an older holder wrote behind them counts for nothing.
+    """
+
+    ticket: Ticket
+    agents: tuple[Agent, ...]
+    token: int
+    taken_over: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The environment has posed the task; `handle` names its live session where it can be reattached."""
+
+    token: int
+    opening: Opening
+    handle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A part of a reply that an abort cut short; the next part, or the whole reply, comes behind it.
+
+    `request` is the digest of the context that the whole reply continues.
+    """
+
+    token: int
+    generation: Generation
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A reply is complete.
+
+    `nodes` are all that were added since the last turn, the reply's last. `request` is the digest of the context
+    that the reply continues: a scaffold that is run again must come to the same.
+    """
+
+    token: int
+    turn: Turn
+    nodes: tuple[Node, ...]
+    finish: FinishReason
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Intended:
+    """The environment is about to act on the last reply; `step` counts such calls, `effects` have no result yet."""
+
+    token: int
+    step: int
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resulted:
+    """The environment has acted; `snapshot` is its state afterwards where it can be restored from one."""
+
+    token: int
+    step: int
+    effects: tuple[Effect, ...]
+    result: StepResult
+    seconds: float
+    snapshot: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The episode is over, scored or failed; nodes that no turn committed (none, as a rule) come with it."""
+
+    token: int
+    stop_reason: StopReason | None
+    failure: Failure | None
+    reward: float | None
+    metrics: dict[str, float]
+    seconds: float
+    nodes: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step is about to train these groups, in this order, at these versions.
+
+    Example: ``Taken({"main": v3}, ((7, ("train-000007-0", "train-000007-1")),))``.
+    """
+
+    versions: dict[str, PolicyVersion]
+    groups: tuple[tuple[int, tuple[str, ...]], ...]
+
+    @property
+    def step(self) -> int:
+        """The step of the versions that are trained."""
+        return min(version.step for version in self.versions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The step is done: its new versions, and a digest of the weights of each policy, equal if the weights are."""
+
+    versions: dict[str, PolicyVersion]
+    digests: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """The step of the versions that were made."""
+        return min(version.step for version in self.versions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """These episodes of one group will never be trained; a group that is `whole` is done with."""
+
+    group: int
+    episodes: tuple[str, ...]
+    reason: str
+    step: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A checkpoint holds every step up to this one: what they took, and what was dropped before, is final."""
+
+    step: int
+
+
+Entry = Leased | Opened | Delivered | Turned | Intended | Resulted | Ended | Taken | Stepped | Dropped | Checkpointed
+EpisodeEntry = Leased | Opened | Delivered | Turned | Intended | Resulted | Ended
+
+KINDS: dict[int, type] = {
+    1: Leased,
+    2: Opened,
+    3: Delivered,
+    4: Turned,
+    5: Intended,
+    6: Resulted,
+    7: Ended,
+    16: Taken,
+    17: Stepped,
+    18: Dropped,
+    19: Checkpointed,
+}
+NUMBERS = {kind: number for number, kind in KINDS.items()}
+
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+MIGRATIONS: dict[tuple[int, int], Migration] = {}
+"""From (schema, kind) to the fields of the next schema; a kind that did not change has none."""
+
+
+def episode_key(episode_id: str) -> int:
+    """An episode's key in payloads."""
+    return xxhash.xxh3_64_intdigest(episode_id.encode())
+
+
+def pack(episode_id: str | None, entry: Entry) -> tuple[int, int, bytes]:
+    """Schema, kind and payload of an entry."""
+    key = NO_EPISODE if episode_id is None else episode_key(episode_id)
+    return SCHEMA, NUMBERS[type(entry)], _KEY.pack(key) + codec.encode(entry)
+
+
+def key_of(payload: bytes | memoryview) -> int:
+    """The episode's key at the start of a payload."""
+    return _KEY.unpack_from(payload)[0]
+
+
+def unpack(schema: int, kind: int, payload: bytes, migrations: dict[tuple[int, int], Migration] = MIGRATIONS) -> Any:
+    """The entry that `pack` wrote, brought to the present schema.
+
+    Raises:
+        StorageError: written by a newer program, or not an entry.
+    """
+    if schema > SCHEMA or kind not in KINDS:
+        raise StorageError(
+            f"the journal holds an entry of kind {kind} under schema {schema}; this program knows schemas up to "
+            f"{SCHEMA}: install the version that wrote it"
+        )
+    body = payload[_KEY.size :]
+    try:
+        if schema == SCHEMA:
+            return codec.decode(body, KINDS[kind])
+        fields = msgspec.msgpack.decode(body)
+        for old in range(schema, SCHEMA):
+            fields = migrations.get((old, kind), dict)(fields)
+        return codec.decode(msgspec.msgpack.encode(fields), KINDS[kind])
+    except msgspec.DecodeError as error:
+        raise StorageError(f"a journal entry of kind {kind} cannot be read: {error}") from error

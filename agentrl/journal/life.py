@@ -1,0 +1,118 @@
+"""An episode's life as its entries tell it: what a worker goes on from, or the whole episode once it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentrl.journal.entries import Delivered, Ended, EpisodeEntry, Intended, Leased, Opened, Resulted, Turned
+from agentrl.journal.salvage import without_gaps
+from agentrl.types.episode import Agent, Episode, Ticket, Turn
+
+
+@dataclass(slots=True)
+class EpisodeLife:
+    """The entries of one episode, sorted into what they say.
+
+    `results` are in the order of steps, `acted` has the last of each turn. `parts` are those of a reply that no turn
+    has completed; `pending` is an intent without a result: whether its effects happened is not known. `fenced`
+    counts entries of holders that had lost their lease. It `is_whole` unless entries that a later holder had found
+    are gone, pruned or lost: then it can be neither gone on from nor trained.
+
+    Example: two turns whose second tool call was cut off: ``turns`` has two, ``results`` one, ``pending`` is set.
+    """
+
+    ticket: Ticket
+    agents: tuple[Agent, ...]
+    token: int
+    entries: list[EpisodeEntry] = field(default_factory=list)
+    opened: Opened | None = None
+    turns: list[Turned] = field(default_factory=list)
+    results: list[Resulted] = field(default_factory=list)
+    acted: dict[int, Resulted] = field(default_factory=dict)
+    pending: Intended | None = None
+    parts: list[Delivered] = field(default_factory=list)
+    ended: Ended | None = None
+    fenced: int = 0
+    is_whole: bool = True
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that the journal holds, the parts of an open reply included."""
+        whole = sum(len(turned.nodes[-1].token_ids) for turned in self.turns)
+        return whole + sum(len(part.generation.token_ids) for part in self.parts)
+
+    def episode(self) -> Episode:
+        """The episode as far as it was played; with its outcome if it has ended."""
+        ended = self.ended
+        nodes = [node for turned in self.turns for node in turned.nodes]
+        return Episode(
+            ticket=self.ticket,
+            agents=self.agents,
+            nodes=tuple(nodes + list(ended.nodes if ended else ())),
+            turns=tuple(self._turn(turned) for turned in self.turns),
+            stop_reason=ended.stop_reason if ended else None,
+            failure=ended.failure if ended else None,
+            reward=ended.reward if ended else None,
+            metrics=ended.metrics if ended else {},
+            seconds=ended.seconds if ended else 0.0,
+        )
+
+    def _turn(self, turned: Turned) -> Turn:
+        """The turn with what the environment did behind it."""
+        turn, resulted = turned.turn, self.acted.get(turned.turn.index)
+        if resulted is None:
+            return turn
+        return Turn(
+            turn.index,
+            turn.agent,
+            turn.reply_node,
+            resulted.effects,
+            turn.generation_s,
+            resulted.seconds,
+            turn.aborts,
+        )
+
+
+def build_life(entries: list[EpisodeEntry]) -> EpisodeLife | None:
+    """An episode's life from its entries in the order of their writing; None without a lease."""
+    valid, fenced = unfenced(entries)
+    leases = [entry for entry in valid if isinstance(entry, Leased)]
+    if not leases:
+        return None
+    life = EpisodeLife(leases[-1].ticket, leases[-1].agents, leases[-1].token, valid, fenced=fenced)
+    life.is_whole = len(without_gaps(entries)) == len(entries)
+    for entry in valid:
+        _apply(life, entry)
+    return life
+
+
+def unfenced(entries: list[EpisodeEntry]) -> tuple[list[EpisodeEntry], int]:
+    """The entries that count, and how many do not because their writer had lost its lease.
+
+    Entries of several writers may come in any order between holders: a holder's token puts them in order.
+    """
+    valid: list[EpisodeEntry] = []
+    for entry in sorted(entries, key=lambda entry: entry.token):
+        if isinstance(entry, Leased):
+            del valid[entry.taken_over :]
+        valid.append(entry)
+    return valid, len(entries) - len(valid)
+
+
+def _apply(life: EpisodeLife, entry: EpisodeEntry) -> None:
+    match entry:
+        case Opened():
+            life.opened = entry
+        case Delivered():
+            life.parts.append(entry)
+        case Turned():
+            life.turns.append(entry)
+            life.parts = []
+        case Intended():
+            life.pending = entry
+        case Resulted():
+            life.results.append(entry)
+            life.acted[len(life.turns) - 1] = entry
+            life.pending = None
+        case Ended():
+            life.ended = entry

@@ -1,0 +1,244 @@
+"""Segment files of a journal: one writer each, appended to, synced, never changed.
+
+A segment begins with a header that names format, number and a random identity, which every frame's checksum
+includes, and says how much of its predecessor was durable, so that nothing is lost there unnoticed. Each start of
+a writer opens a segment of its own (created exclusively, its folder synced), so a torn tail stays where a crash
+left it and is cut by whoever reads; nothing is locked or mapped, and shared storage serves as well as a local disk.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from agentrl.journal.disk import DISK, Disk, write_all
+from agentrl.journal.frames import Damage, Frame, Tear, find_identity, frame_bytes, mark_bytes, read_frames
+from agentrl.types.errors import StorageError
+
+FORMAT = 1
+_MAGIC = b"AGRLJRNL"
+_HEADER = struct.Struct("<8sIIQQQ")
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+REMEDY = "free space there or repair the disk, then start again: what was acknowledged is kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """Up to which byte a segment is known to have been synced."""
+
+    identity: int
+    end: int
+
+
+NOTHING = Durable(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What a segment says of itself, and of the one before it.
+
+    Example: ``SegmentHeader(1, 7, 0x5A..., Durable(0x33..., 4096))`` is the seventh of its writer; the sixth has 4096
+    bytes. The identity tells it from a segment of another run that bore its name.
+    """
+
+    format: int
+    number: int
+    identity: int
+    before: Durable = NOTHING
+
+    def to_bytes(self) -> bytes:
+        """The header as it stands at the start of the file."""
+        head = _HEADER.pack(_MAGIC, self.format, self.number, self.identity, self.before.identity, self.before.end)
+        return head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head))
+
+    @classmethod
+    def of(cls, data: bytes, where: Path) -> SegmentHeader | None:
+        """The header at the start of a file; None if the file was not yet one when its writer died.
+
+        Raises:
+            StorageError: written by a newer program.
+        """
+        if len(data) < HEADER_BYTES:
+            return None
+        head, (checksum,) = data[: _HEADER.size], _CHECKSUM.unpack_from(data, _HEADER.size)
+        magic, version, number, identity, identity_before, end_before = _HEADER.unpack(head)
+        if magic != _MAGIC or checksum != xxhash.xxh3_64_intdigest(head):
+            return None
+        if version > FORMAT:
+            raise StorageError(
+                f"{where} has journal format {version}, this program knows {FORMAT}; install a newer one"
+            )
+        return cls(version, number, identity, Durable(identity_before, end_before))
+
+
+class SegmentFile:
+    """A segment under its writer's hands; its calls block, and come from one thread at a time."""
+
+    def __init__(self, path: Path, header: SegmentHeader, descriptor: int, disk: Disk = DISK) -> None:
+        self.path, self.header = path, header
+        self._descriptor, self._disk = descriptor, disk
+        self.size = HEADER_BYTES
+        self.durable = Durable(header.identity, HEADER_BYTES)
+
+    @classmethod
+    def create(cls, path: Path, number: int, disk: Disk = DISK, before: Durable = NOTHING) -> SegmentFile:
+        """Make the file and let it outlive a loss of power. Raises StorageError, also if there is such a file."""
+        header = SegmentHeader(FORMAT, number, secrets.randbits(64), before)
+        try:
+            descriptor = disk.create(path)
+        except FileExistsError:
+            raise StorageError(
+                f"journal segment {path} cannot be made: another process has just made it; one run at a time"
+            ) from None
+        except OSError as error:
+            raise StorageError(f"journal segment {path} cannot be made: {error}; {REMEDY}") from error
+        try:
+            write_all(disk, descriptor, header.to_bytes())
+            disk.sync(descriptor)
+            disk.sync_folder(path.parent)
+        except OSError as error:
+            disk.close(descriptor)
+            raise StorageError(f"journal segment {path} cannot be made: {error}; {REMEDY}") from error
+        return cls(path, header, descriptor, disk)
+
+    def append(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
+        """Write entries of schema, kind and payload in one go; durable after `sync`. Raises StorageError."""
+        pieces: list[bytes] = []
+        at = self.size
+        for schema, kind, payload in entries:
+            pieces.append(frame_bytes(self.header.identity, at, schema, kind, payload))
+            at += len(pieces[-1])
+        self._write(b"".join(pieces))
+
+    def sync(self) -> None:
+        """Let all that was appended outlive a loss of power, and mark that it does. Raises StorageError."""
+        try:
+            self._disk.sync(self._descriptor)
+        except OSError as error:
+            # After a failed sync the kernel may have dropped the pages: nothing more may be acknowledged.
+            raise StorageError(f"journal segment {self.path} cannot be synced: {error}; {REMEDY}") from error
+        self.durable = Durable(self.header.identity, self.size)
+        self._write(mark_bytes(self.header.identity, self.size))
+
+    def close(self) -> None:
+        """Give the file up; what was not synced may be lost. Raises StorageError."""
+        try:
+            self._disk.close(self._descriptor)
+        except OSError as error:
+            raise StorageError(f"journal segment {self.path} cannot be closed: {error}; {REMEDY}") from error
+
+    def _write(self, data: bytes) -> None:
+        try:
+            write_all(self._disk, self._descriptor, data)
+        except OSError as error:
+            raise StorageError(f"journal segment {self.path} cannot be written: {error}; {REMEDY}") from error
+        self.size += len(data)
+
+
+def read_segment(path: Path, salvage: bool = False, disk: Disk = DISK) -> Iterator[Frame | Damage | Tear]:
+    """Frames of a segment in order, then a `Tear` if the file does not end with a whole frame.
+
+    What it yields is durable: see `Disk.read`. With `salvage`, a `Damage` stands in place of what was
+    acknowledged and cannot be read any more.
+
+    Raises:
+        StorageError: it cannot be read, is of a newer format, or is damaged and not to be salvaged.
+    """
+    try:
+        # First, since its writer may go on while this one is read.
+        following = _following_header(path)
+        data = disk.read(path)
+    except OSError as error:
+        raise StorageError(f"journal segment {path} cannot be read: {error}") from error
+    for piece in _pieces(path, data, following):
+        if isinstance(piece, Damage) and not salvage:
+            raise damage_error(path, piece)
+        yield piece
+
+
+def damage_error(path: Path, damage: Damage) -> StorageError:
+    """What to say of a segment that lost acknowledged bytes."""
+    return StorageError(
+        f"journal segment {path} is damaged at bytes {damage.start} to {damage.end} ({damage.reason}): what was "
+        "acknowledged there is lost; restore the file from a copy, or go on without it: `agentrl resume RUN --salvage`"
+    )
+
+
+def proven_end(path: Path, header: SegmentHeader | None) -> int:
+    """Up to which byte the segment behind this one knows it to be durable; 0 without one. Raises OSError."""
+    return _durable_end(path, None if header is None else header.identity, _following_header(path))
+
+
+def segment_path(folder: Path, writer: str, number: int) -> Path:
+    """Where a writer's segment stands."""
+    return folder / f"{writer}-{number:08d}.journal"
+
+
+def segment_paths(folder: Path, writer: str) -> list[Path]:
+    """A writer's segments, oldest first."""
+    return sorted(folder.glob(f"{writer}-????????.journal"))
+
+
+def number_of(path: Path) -> int:
+    """A segment's number by its name."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def writer_of(path: Path) -> str:
+    """Whose segment it is by its name."""
+    return path.stem.rpartition("-")[0]
+
+
+def sync_folder(folder: Path) -> None:
+    """Let names that were made in a folder outlive a loss of power."""
+    DISK.sync_folder(folder)
+
+
+def read_durable(path: Path, disk: Disk = DISK) -> Durable:
+    """How far a segment can be read, all of which is durable from here on. Raises StorageError."""
+    # Before it is read, since what another process appends meanwhile may not be.
+    end = path.stat().st_size
+    for piece in read_segment(path, salvage=True, disk=disk):
+        end = min(end, piece.at) if isinstance(piece, Tear) else end
+    with path.open("rb") as file:
+        header = SegmentHeader.of(file.read(HEADER_BYTES), path)
+    return NOTHING if header is None else Durable(header.identity, end)
+
+
+def _pieces(path: Path, data: bytes, following: bytes) -> Iterator[Frame | Damage | Tear]:
+    header = SegmentHeader.of(data, path)
+    body = memoryview(data)[HEADER_BYTES:]
+    identity = find_identity(body, HEADER_BYTES) if header is None else header.identity
+    proven = _durable_end(path, identity, following)
+    # The header is synced before anything is written behind it, so a part of it alone is a torn tail.
+    if header is None and not body and not proven:
+        yield Tear(0, "the file has no header")
+        return
+    if header is None:
+        yield Damage(0, max(len(data), proven) if identity is None else HEADER_BYTES, "the header cannot be read")
+    if identity is not None:
+        yield from read_frames(identity, body, HEADER_BYTES, proven)
+
+
+def _following_header(path: Path) -> bytes:
+    """The start of the segment behind this one, a byte longer than its header if anything follows that."""
+    try:
+        with segment_path(path.parent, writer_of(path), number_of(path) + 1).open("rb") as file:
+            return file.read(HEADER_BYTES + 1)
+    except FileNotFoundError:
+        return b""
+
+
+def _durable_end(path: Path, identity: int | None, following: bytes) -> int:
+    """How many of its bytes the segment behind this one knows to be durable; 0 without one."""
+    header = SegmentHeader.of(following, path)
+    # A header that nothing stands behind may not be synced yet, and be that of an older file of its name.
+    if header is None or (len(following) <= HEADER_BYTES and header.before.identity != identity):
+        return 0
+    return header.before.end

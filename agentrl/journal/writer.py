@@ -1,0 +1,195 @@
+"""The writing side of a journal: entries of many tasks become durable together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.journal.disk import DISK, Disk
+from agentrl.journal.frames import MAX_PAYLOAD_BYTES
+from agentrl.journal.segments import (
+    NOTHING,
+    REMEDY,
+    Durable,
+    SegmentFile,
+    number_of,
+    read_durable,
+    segment_path,
+    segment_paths,
+)
+from agentrl.process.crash_points import crash_point
+from agentrl.process.threads import OwnThread
+from agentrl.types.errors import StorageError
+
+SEGMENT_BYTES = 64 * 2**20
+WRITE_S = 120.0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Entries that are synced together, and who waits for that."""
+
+    entries: list[tuple[int, int, bytes]] = field(default_factory=list)
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class JournalWriter:
+    """Appends entries and acknowledges each once it is synced.
+
+    One sync serves all entries that came while the one before it ran, so its cost is shared by whoever waits.
+    A failed write or sync is final: every later `append` raises, since what the disk holds is unknown. So is one that
+    takes longer than `write_s`.
+
+    Example: ``await writer.append(schema=1, kind=3, payload=encode(turn))``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        segment_bytes: int = SEGMENT_BYTES,
+        check_right: Callable[[], None] = lambda: None,
+        disk: Disk = DISK,
+        write_s: float = WRITE_S,
+    ) -> None:
+        """`check_right` is asked before every write and raises if another process has taken over."""
+        self._folder, self._name, self._segment_bytes = folder, name, segment_bytes
+        self._check_right, self._disk, self._write_s = check_right, disk, write_s
+        self._thread = OwnThread(f"journal-{name}")
+        self._segment: SegmentFile | None = None
+        self._batch: _Batch | None = None
+        self._writing: _Batch | None = None
+        self._error: StorageError | None = None
+        self._is_stuck = False
+        self.syncs = 0
+
+    async def append(self, schema: int, kind: int, payload: bytes) -> None:
+        """Write an entry. Waits for: the sync that includes it. Unblocked by: that, or its failure.
+
+        Raises:
+            StorageError: this or an earlier entry could not be made durable.
+            ValueError: the payload is too long; nothing else is affected.
+        """
+        # A caller that is cancelled must not take the others' acknowledgement with it.
+        await asyncio.shield(self._add(schema, kind, payload).done)
+
+    def note(self, schema: int, kind: int, payload: bytes) -> None:
+        """Write an entry without waiting for it: it is durable before anything that is appended later.
+
+        Raises:
+            StorageError: an earlier entry could not be made durable.
+            ValueError: the payload is too long; nothing else is affected.
+        """
+        self._add(schema, kind, payload)
+
+    async def close(self) -> None:
+        """Sync what is pending and give the file up; safe to call twice.
+
+        Waits for: the disk. Unblocked by: that, its failure, which those that appended hear of, or its deadline.
+        """
+        while (batch := self._batch or self._writing) is not None:
+            await asyncio.wait([batch.done])
+        self._thread.end()
+        if self._is_stuck:
+            return  # the thread has the file and cannot be stopped
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
+
+    def _add(self, schema: int, kind: int, payload: bytes) -> _Batch:
+        if self._error is not None:
+            raise self._error
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise ValueError(f"an entry of {len(payload)} bytes is above the journal's {MAX_PAYLOAD_BYTES}")
+        if self._batch is None:
+            self._batch = _Batch()
+            if self._writing is None:
+                # Later, so that whoever else appends now is served by the same sync.
+                asyncio.get_running_loop().call_soon(self._begin)
+        self._batch.entries.append((schema, kind, payload))
+        return self._batch
+
+    def _begin(self) -> None:
+        """Give the pending batch to a thread. No task waits for it, since a loop that ends would cancel that."""
+        if self._writing is not None or self._batch is None:
+            return
+        batch = self._writing = self._batch
+        self._batch = None
+        try:
+            work = self._thread.call(lambda: self._write(batch.entries))
+        except RuntimeError as error:
+            self._fail(error)
+            return
+        deadline = asyncio.get_running_loop().call_later(self._write_s, self._give_up, batch)
+        work.add_done_callback(lambda work: self._end(work, deadline))
+
+    def _end(self, work: asyncio.Future[None], deadline: asyncio.TimerHandle) -> None:
+        """The thread is done: tell whoever waits, and go on with what has come in meanwhile."""
+        deadline.cancel()
+        error = asyncio.CancelledError() if work.cancelled() else work.exception()
+        self._is_stuck = False
+        if error is not None:
+            self._fail(error)
+            return
+        batch, self._writing = self._writing, None
+        if batch is not None:
+            self.syncs += 1
+            batch.done.set_result(None)
+        # Those that waited append what comes next first, so that the next sync serves them too.
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _give_up(self, batch: _Batch) -> None:
+        """The disk does not answer: the thread cannot be stopped, but nobody waits for it any longer."""
+        if batch is self._writing:
+            self._is_stuck = True
+            self._fail(
+                StorageError(
+                    f"journal {self._folder} has not been written for {self._write_s:g} s: its disk does not answer; "
+                    "see to the disk or the mount, then `agentrl resume`"
+                )
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more can be written: whoever waits hears of it, and whoever comes later."""
+        if isinstance(error, StorageError):
+            self._error = error
+        else:
+            self._error = StorageError(f"journal {self._folder} cannot be written: {error!r}; {REMEDY}")
+            self._error.__cause__ = error
+        for waiting in (self._writing, self._batch):
+            if waiting is not None:
+                waiting.done.set_exception(self._error)
+                waiting.done.exception()  # of an entry that nobody waits for, the next call hears
+        self._writing = self._batch = None
+
+    def _write(self, entries: list[tuple[int, int, bytes]]) -> None:
+        self._check_right()
+        if self._segment is None:
+            self._segment = self._first_segment()
+        elif self._segment.size >= self._segment_bytes:
+            full, self._segment = self._segment, None
+            full.close()
+            self._segment = self._make_segment(full.header.number + 1, full.durable)
+        self._segment.append(entries)
+        crash_point("journal.written")
+        self._segment.sync()
+        crash_point("journal.synced")
+
+    def _first_segment(self) -> SegmentFile:
+        """One behind those of earlier starts; none of them is written to again."""
+        try:
+            self._disk.make_folder(self._folder)
+        except OSError as error:
+            raise StorageError(f"journal folder {self._folder} cannot be made: {error}; {REMEDY}") from error
+        older = segment_paths(self._folder, self._name)
+        if not older:
+            return self._make_segment(1, NOTHING)
+        return self._make_segment(number_of(older[-1]) + 1, read_durable(older[-1], self._disk))
+
+    def _make_segment(self, number: int, before: Durable) -> SegmentFile:
+        path = segment_path(self._folder, self._name, number)
+        segment = SegmentFile.create(path, number, self._disk, before)
+        crash_point("journal.segment_made")
+        return segment

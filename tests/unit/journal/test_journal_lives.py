@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.journal import entries as e
+from agentrl.journal.claim import Claim
+from agentrl.journal.life import build_life
+from agentrl.journal.reading import read_journal
+from agentrl.journal.writer import JournalWriter
+from agentrl.types.environment import Opening, StepResult
+from agentrl.types.episode import Agent, Effect, Node, SampledColumns, StopReason, Ticket, Turn
+from agentrl.types.errors import ConfigError, StorageError
+from agentrl.types.generation import FinishReason, Generation
+from agentrl.types.message import Message, Role, ToolCall
+from agentrl.types.task import Split, Task
+from agentrl.types.version import PolicyVersion, VersionSpan
+
+V = PolicyVersion(0, 3)
+TICKET = Ticket("train-000007-0", Task("fake", Split.TRAIN, 7), 7, 0, 0, 99, {"main": V})
+CALL = ToolCall("train-000007-0/0.0", "count", {"n": 1})
+
+
+def leased(token: int, taken_over: int = 0) -> e.Leased:
+    return e.Leased(TICKET, (Agent("agent", "main"),), token, taken_over)
+
+
+def turned(token: int, index: int, reply: list[int]) -> e.Turned:
+    spans = (VersionSpan(V, 0, len(reply)),)
+    sample = SampledColumns(np.full(len(reply), -0.5, np.float32), spans, spans)
+    prompt = Node(2 * index, None, "agent", index, np.array([5, 6], np.int32))
+    node = Node(2 * index + 1, 2 * index, "agent", index, np.array(reply, np.int32), sample)
+    return e.Turned(token, Turn(index, "agent", node.index), (prompt, node), FinishReason.STOP, f"digest{index}")
+
+
+def delivered(token: int, ids: list[int]) -> e.Delivered:
+    spans = (VersionSpan(V, 0, len(ids)),)
+    ids_array = np.array(ids, np.int32)
+    return e.Delivered(
+        token, Generation(ids_array, np.zeros(len(ids), np.float32), spans, spans, FinishReason.ABORT), "digest"
+    )
+
+
+def resulted(token: int, turn: int) -> e.Resulted:
+    result = StepResult((Message(Role.TOOL, "1", tool_call_id=CALL.id),))
+    return e.Resulted(token, turn, (Effect(CALL.id, CALL, "1", 0.1),), result, 0.1)
+
+
+async def written(folder: Path, *pieces: tuple[str | None, e.Entry]) -> None:
+    writer = JournalWriter(folder, "worker")
+    for episode, entry in pieces:
+        await writer.append(*e.pack(episode, entry))
+    await writer.close()
+
+
+def test_a_life_is_what_its_entries_say() -> None:
+    intended = e.Intended(1, 0, (Effect(CALL.id, CALL),))
+    opened = e.Opened(1, Opening((Message(Role.USER, "count"),)))
+    life = build_life([leased(1), opened, turned(1, 0, [7, 8]), intended])
+    assert life is not None
+    assert life.pending == intended
+    assert life.num_sampled_tokens == 2
+    more = [*life.entries, resulted(1, 0), delivered(1, [9, 10, 11])]
+    life = build_life(more)
+    assert life is not None
+    assert (life.pending, life.num_sampled_tokens) == (None, 5)
+    assert life.episode().turns[0].effects[0].result == "1"
+    life = build_life([*more, turned(1, 1, [9, 10, 11, 12])])
+    assert life is not None
+    assert (life.parts, life.num_sampled_tokens) == ([], 6)
+
+
+def test_what_a_holder_wrote_after_it_lost_its_lease_counts_for_nothing() -> None:
+    old = [leased(1), turned(1, 0, [7])]
+    late = turned(1, 1, [666])
+    life = build_life([*old, late, leased(2, taken_over=2), turned(2, 1, [8])])
+    assert life is not None
+    assert [t.nodes[-1].token_ids.tolist() for t in life.turns] == [[7], [8]]
+    assert life.fenced == 1
+    in_other_file = build_life([leased(2, taken_over=2), turned(2, 1, [8]), *old, late])
+    assert in_other_file is not None
+    assert in_other_file.fenced == 1
+
+
+async def test_a_journal_reads_as_it_was_written(tmp_path: Path) -> None:
+    ended = e.Ended(1, StopReason.ANSWERED, None, 1.0, {"queries": 2.0}, 3.5)
+    taken = e.Taken({"main": V}, ((7, (TICKET.episode_id,)),))
+    await written(tmp_path, (TICKET.episode_id, leased(1)), (TICKET.episode_id, turned(1, 0, [7, 8])))
+    await written(tmp_path, (TICKET.episode_id, ended), (None, taken), (None, e.Checkpointed(4)))
+    state = read_journal(tmp_path)
+    episode = state.lives[TICKET.episode_id].episode()
+    assert (episode.reward, episode.stop_reason, episode.num_sampled_tokens) == (1.0, StopReason.ANSWERED, 2)
+    assert episode.ticket == TICKET
+    assert (state.taken, state.checkpointed, state.tears) == ([taken], 4, {})
+
+
+def test_an_entry_of_a_newer_schema_is_refused_by_name() -> None:
+    schema, kind, payload = e.pack(None, e.Checkpointed(4))
+    with pytest.raises(StorageError, match=f"schema {schema + 1}; this program knows schemas up to {schema}"):
+        e.unpack(schema + 1, kind, payload)
+
+
+def test_an_entry_of_an_older_schema_is_brought_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema, kind, payload = e.pack(None, e.Checkpointed(4))
+    monkeypatch.setattr(e, "SCHEMA", schema + 1)
+    migrations = {(schema, kind): lambda fields: {"step": fields["step"] + 100}}
+    assert e.unpack(schema, kind, payload, migrations) == e.Checkpointed(104)
+
+
+def test_a_claim_replaces_the_one_before_it_which_then_may_not_write(tmp_path: Path) -> None:
+    first = Claim.take(tmp_path / "journal")
+    first.check()
+    second = Claim.take(tmp_path / "journal")
+    assert (first.token, second.token) == (1, 2)
+    second.check()
+    with pytest.raises(StorageError, match="another process has taken over"):
+        first.check()
+
+
+async def test_a_journal_of_a_living_process_is_refused(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from agentrl.journal.claim import Claim; "
+        "Claim.take(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    holder = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(tmp_path / "journal"), **pipes)
+    assert holder.stdout is not None
+    await asyncio.wait_for(holder.stdout.readline(), 30)
+    with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"):
+        Claim.take(tmp_path / "journal")
+    holder.kill()
+    await holder.wait()
+    assert Claim.take(tmp_path / "journal").token == 2

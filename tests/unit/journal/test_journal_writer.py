@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentrl.journal.frames import Frame
+from agentrl.journal.segments import SegmentFile, read_segment, segment_paths
+from agentrl.journal.writer import JournalWriter
+from agentrl.types.errors import StorageError
+
+
+def _payloads(folder: Path, name: str = "w") -> list[bytes]:
+    return [f.payload for path in segment_paths(folder, name) for f in read_segment(path) if isinstance(f, Frame)]
+
+
+async def test_what_many_append_at_once_is_synced_together_and_in_order(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "w")
+    await asyncio.gather(*(writer.append(1, 3, str(n).encode()) for n in range(50)))
+    assert _payloads(tmp_path) == [str(n).encode() for n in range(50)]
+    assert writer.syncs < 5
+    await writer.close()
+
+
+async def test_an_entry_is_acknowledged_only_after_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    sync = SegmentFile.sync
+
+    def note(segment: SegmentFile) -> None:
+        sync(segment)
+        synced.append(segment.size)
+
+    monkeypatch.setattr(SegmentFile, "sync", note)
+    writer = JournalWriter(tmp_path, "w")
+    for number in range(3):
+        before = len(synced)
+        await writer.append(1, 3, bytes(number))
+        assert len(synced) == before + 1
+    await writer.close()
+
+
+async def test_segments_rotate_and_a_new_start_opens_one_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        writer = JournalWriter(tmp_path, "w", segment_bytes=150)
+        for number in range(5):
+            await writer.append(1, 3, bytes([number]) * 40)
+        await writer.close()
+    assert len(segment_paths(tmp_path, "w")) == 6
+    assert _payloads(tmp_path) == 2 * [bytes([number]) * 40 for number in range(5)]
+
+
+async def test_after_a_failed_sync_nothing_more_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(tmp_path, "w")
+    await writer.append(1, 3, b"kept")
+
+    def fail(_segment: SegmentFile) -> None:
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(SegmentFile, "sync", fail)
+    results = await asyncio.gather(*(writer.append(1, 3, b"lost") for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(result, StorageError) for result in results)
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match="the disk is gone"):
+        await writer.append(1, 3, b"later")
+    await writer.close()
+
+
+async def test_a_caller_that_gives_up_takes_nobody_elses_acknowledgement(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "w")
+    impatient, patient = (asyncio.create_task(writer.append(1, 3, word)) for word in (b"impatient", b"patient"))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await patient
+    assert b"patient" in _payloads(tmp_path)
+    await writer.close()

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ATTENDED = [sys.executable, "-m", "agentrl.process.attended"]
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(sys.argv[1:], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_command_ends_with_the_process_that_started_it() -> None:
+    command = [sys.executable, "-c", PARENT, *ATTENDED, "sleep", "600"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    _wait_until(lambda: Path(f"/proc/{child}/comm").read_text().strip() == "sleep")
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    _wait_until(lambda: not _lives(child))
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    result = subprocess.run([*ATTENDED, "/no/such/program"], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "cannot start /no/such/program: No such file or directory" in result.stderr
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_until(condition: object) -> None:
+    until = time.monotonic() + 20
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < until
+        time.sleep(0.01)
