@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.base import ConfigModel
 
@@ -16,18 +16,33 @@ class BufferConfig(ConfigModel):
     """Episodes of one task; their mean reward is the baseline. 1 has no baseline."""
     groups_per_step: Annotated[int, Field(gt=0)] = 8
     """Groups that make one optimizer step."""
-    max_staleness: Annotated[int, Field(ge=0)] = 2
+    max_staleness: Annotated[int, Field(ge=0)] = 4
     """Optimizer steps between the weights that sampled a token and those that train on it. 0 generates
-    and trains in turn, reproducibly; 2 to 8 keep both busy."""
+    and trains in turn, reproducibly; 2 to 8 keep both busy. Below 4 long episodes lose tokens that are too old
+    (the benchmark `selection_bias` measures how many)."""
     staleness: Literal["mask_spans", "wait", "withhold"] = "mask_spans"
     """What becomes of older tokens: they are masked; or the step waits for episodes about to expire
     (unbiased, slower); or the whole episode is left out and only its reward counts in the group."""
+    order_window: Annotated[int, Field(gt=0)] | None = None
+    """Groups by which a step may run ahead of the oldest group that is still on its way, at least groups_per_step;
+    none sets no bound. Two steps' groups halve the tokens that grow too old, and steps wait more for slow episodes:
+    set it where ``agentrl runs bias`` shows that too little of long episodes is trained."""
     group_filter: Literal["none", "spread"] = "none"
     """``spread`` drops groups whose rewards do not differ and samples others in their place."""
     max_filtered_groups: Annotated[int, Field(gt=0)] = 200
-    """Groups that the filter may drop in a row before the run stops: nothing is left to learn."""
+    """Groups that may be dropped in a row, by the filter or for failed episodes, before the run stops: nothing
+    is left to learn."""
     stall_s: Annotated[float, Field(gt=0)] = 900.0
     """Seconds that a step may wait for episodes before the run stops as stalled."""
+
+    @model_validator(mode="after")
+    def _window_holds_a_step(self) -> BufferConfig:
+        if self.order_window is not None and self.order_window < self.groups_per_step:
+            raise ValueError(
+                f"order_window {self.order_window} is less than groups_per_step {self.groups_per_step}, and the "
+                "groups of one step have no order: set at least groups_per_step, or none"
+            )
+        return self
 
     @property
     def episodes_per_step(self) -> int:

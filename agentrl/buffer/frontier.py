@@ -24,22 +24,28 @@ class Frontier:
     _low: int = 0
     _next: int = 0
     _done: set[int] = field(default_factory=set)
+    _held: set[int] = field(default_factory=set)
 
     @classmethod
     def restore(cls, state: FrontierState) -> Frontier:
         """Go on from a checkpoint: ordinals that were in flight come again."""
-        return cls(state.low, state.low, set(state.done))
+        return cls(_low=state.low, _next=state.low, _done=set(state.done))
+
+    def hold(self, ordinals: Iterable[int]) -> None:
+        """These were handed out before and are still being worked on: they do not come again."""
+        self._held.update(ordinals)
 
     def next(self) -> int:
-        """The next ordinal that is not done."""
-        while self._next in self._done:
+        """The next ordinal that is neither done nor held."""
+        while self._next in self._done or self._next in self._held:
+            self._held.discard(self._next)
             self._next += 1
         self._next += 1
         return self._next - 1
 
     def finish(self, ordinals: Iterable[int]) -> None:
-        """These are done and never come again."""
-        self._done.update(ordinals)
+        """These are done and never come again; those that were done before change nothing."""
+        self._done.update(ordinal for ordinal in ordinals if ordinal >= self._low)
         while self._low in self._done:
             self._done.remove(self._low)
             self._low += 1

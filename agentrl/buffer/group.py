@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.task import Task
+from agentrl.types.version import PolicyVersion
 
 
 @dataclass(slots=True)
@@ -13,7 +16,7 @@ class Group:
     """Members are numbered 0 to size - 1; each is dispatched until it ends well or its attempts are spent.
 
     A group is complete when no member is missing or in flight. Failed members are not in `episodes`:
-    an infrastructure failure leaves the group and never scores 0.
+    an infrastructure failure leaves the group and never scores 0; `failed` has their names.
     """
 
     number: int
@@ -24,6 +27,7 @@ class Group:
     in_flight: set[tuple[int, int]] = field(default_factory=set)  # (member, attempt)
     redispatch: list[tuple[int, int]] = field(default_factory=list)  # (member, attempt)
     episodes: list[Episode] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -44,6 +48,13 @@ class Group:
             self.num_dispatched += 1
         self.in_flight.add(entry)
         return entry
+
+    def ticket(self, member: int, attempt: int, seed: int, loaded: Mapping[str, PolicyVersion]) -> Ticket:
+        """Leave for a member to be played while engines serve the `loaded` versions."""
+        name = f"{self.task.split}-{self.task.ordinal:06d}-{member}" + (f"-retry{attempt}" if attempt else "")
+        digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=6).digest()
+        own = int.from_bytes(digest, "little")
+        return Ticket(name, self.task, self.number, member, attempt, own, dict(loaded))
 
     def lands(self, ticket: Ticket) -> bool:
         """Take a member out of flight; False if it was not in flight."""

@@ -5,30 +5,60 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from agentrl import codec
 from agentrl.types.episode import Episode, Ticket
+from agentrl.types.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
     """The end of one episode. `outcome` is ``trained`` or ``dropped``; `reason` says why it was dropped.
 
-    Tokens are sampled ones: `trained_tokens` entered a loss, `masked_tokens` were too old.
+    Tokens are sampled ones: `trained_tokens` entered a loss, `masked_tokens` were too old. `stop` is the stop
+    reason, empty where the episode has none; `tool_s` are seconds in the environment's steps.
     """
 
     episode_id: str
     task: str
+    group: int
+    member: int
     attempt: int
     outcome: str
     reason: str
+    stop: str
     reward: float | None
     turns: int
     sampled_tokens: int
     trained_tokens: int
     masked_tokens: int
     seconds: float
+    tool_s: float
     step: int
+
+
+def read_ledger(file: Path) -> list[LedgerLine]:
+    """Lines of a run's ledger; one that a crash cut off is left out.
+
+    Raises:
+        ConfigError: there is no such file, or a line was written by a version with other columns.
+    """
+    if not file.is_file():
+        raise ConfigError(f"no {file}; `agentrl runs` lists the runs")
+    lines = []
+    for number, text in enumerate(file.read_bytes().splitlines(), start=1):
+        try:
+            lines.append(codec.from_json(text, LedgerLine))
+        except msgspec.ValidationError as error:
+            message = f"{file}, line {number}: {error}; another version of agentrl wrote it: read it with that one"
+            raise ConfigError(message) from None
+        except msgspec.DecodeError:
+            continue
+    return lines
 
 
 @dataclass(slots=True)
@@ -75,11 +105,15 @@ class Ledger:
         details: dict[str, Any] = {
             "episode_id": episode.episode_id,
             "task": episode.ticket.task.id,
+            "group": episode.ticket.group,
+            "member": episode.ticket.member,
             "attempt": episode.ticket.attempt,
+            "stop": episode.stop_reason or "",
             "reward": episode.reward,
             "turns": len(episode.turns),
             "sampled_tokens": episode.num_sampled_tokens,
             "seconds": round(episode.seconds, 4),
+            "tool_s": round(sum(turn.environment_s for turn in episode.turns), 4),
         }
         line = LedgerLine(
             outcome=outcome, reason=reason, trained_tokens=trained, masked_tokens=masked, step=step, **details

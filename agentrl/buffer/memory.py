@@ -1,19 +1,22 @@
-"""The episode buffer in memory, behind the interface that a durable one takes over."""
+"""The episode buffer: every state in memory, every change that must outlive the process on record first."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from agentrl.buffer.admission import admissible
 from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import Frontier, FrontierState
 from agentrl.buffer.group import Group
+from agentrl.buffer.journal import NoStepJournal, StepJournal
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.staleness import count_trained, oldest_staleness, train_view, wait_permits
-from agentrl.types.batch import TrainBatch, TrainEpisode
-from agentrl.types.episode import Effect, Episode, Ticket, Turn
+from agentrl.buffer.order import oldest_in_window
+from agentrl.buffer.recovery import Recovered, TakenStep, failure_reason, succeeded
+from agentrl.buffer.staleness import build_batch, count_trained, wait_permits
+from agentrl.buffer.starvation import DroppedGroups
+from agentrl.types.batch import TrainBatch
+from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import Failure, StalledError
 from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
@@ -39,6 +42,7 @@ class MemoryBuffer:
         frontier: FrontierState,
         ledger: Ledger,
         max_groups: int | None = None,
+        journal: StepJournal | None = None,
     ) -> None:
         self._config, self._places = config, places
         self._max_attempts, self._max_failures = max_attempts, max_consecutive_failures
@@ -46,6 +50,7 @@ class MemoryBuffer:
         self._loaded = dict(versions)
         self._frontier = Frontier.restore(frontier)
         self.ledger = ledger
+        self.journal: StepJournal = journal or NoStepJournal()
         self._groups_left = max_groups
         self._groups: dict[int, Group] = {}
         self._ready: list[Group] = []
@@ -53,7 +58,7 @@ class MemoryBuffer:
         self._running: set[str] = set()
         self._accepted = min(v.step for v in versions.values()) * config.episodes_per_step
         self._failures_in_row = 0
-        self._filtered_in_row = 0
+        self._dropped = DroppedGroups(config.max_filtered_groups)
         self._last_failure: Failure | None = None
         self._changed = asyncio.Condition()
         self._fatal: StalledError | None = None
@@ -71,6 +76,34 @@ class MemoryBuffer:
     def frontier(self) -> FrontierState:
         """Tasks that are done, for the checkpoint."""
         return self._frontier.state()
+
+    def restore(self, recovered: Recovered) -> None:
+        """Go on from what a journal holds; steps that it took are redone with `retake`.
+
+        Groups that were complete are ready again, members in flight hold their places.
+        """
+        self._frontier.finish(entry.group for entry, _ in recovered.dropped)
+        self._frontier.hold(group.number for step in recovered.redo for group in step.groups)
+        for episode, step in recovered.failed:
+            self.ledger.dropped(episode, failure_reason(episode), step)
+        for entry, episodes in recovered.dropped:
+            for episode in episodes:
+                self.ledger.dropped(episode, entry.reason, entry.step)
+        self._accepted += sum(group.size for step in recovered.redo for group in step.groups)
+        for ticket in recovered.running:
+            self._running.add(ticket.episode_id)
+            self.ledger.dispatched(ticket)
+        for group in recovered.groups:
+            self._frontier.hold([group.number])
+            self._groups[group.number] = group
+            self._accepted += group.num_dispatched - len(group.in_flight) - len(group.redispatch)
+        for group in recovered.groups:
+            if group.is_complete:
+                self._complete(group)
+
+    def retake(self, step: TakenStep) -> dict[str, TrainBatch]:
+        """The batches of a step that is on record, as it took them."""
+        return self._take(list(step.groups), step.versions)
 
     async def admit(self) -> Ticket:
         """Leave to start the next episode.
@@ -98,7 +131,7 @@ class MemoryBuffer:
             group = self._groups.get(episode.ticket.group)
             if group is None or not group.lands(episode.ticket):
                 return
-            if episode.failure is None and episode.reward is not None:
+            if succeeded(episode):
                 self._failures_in_row = 0
                 group.episodes.append(episode)
             else:
@@ -112,11 +145,11 @@ class MemoryBuffer:
     async def take(self, versions: Mapping[str, PolicyVersion]) -> dict[str, TrainBatch]:
         """The oldest complete groups as one batch for each policy.
 
-        Waits for: groups_per_step complete groups that the staleness policy lets go. Unblocked by:
+        Waits for: groups_per_step complete groups that the order and the staleness policy let go. Unblocked by:
         settle, or the deadline.
 
         Raises:
-            StalledError: nothing came in time, the filter leaves nothing, or episodes only fail.
+            StalledError: nothing came in time, the filter leaves nothing, or episodes only fail; says which.
         """
         step = min(version.step for version in versions.values())
         async with self._changed:
@@ -127,12 +160,12 @@ class MemoryBuffer:
                 raise StalledError(self._describe_stall(step)) from None
             if self._fatal is not None:
                 raise self._fatal
-            groups = sorted(self._oldest_ready(), key=lambda group: group.number)
+            groups = self._oldest_ready()
+            await self.journal.taken(versions, groups)
+            self._dropped.begin_step()
             for group in groups:
                 self._ready.remove(group)
-            batches = {policy: self._batch(groups, policy, version) for policy, version in versions.items()}
-            self._taken += [(group, count_trained(group.episodes, batches.values())) for group in groups]
-            return batches
+            return self._take(groups, versions)
 
     async def trained(self, versions: Mapping[str, PolicyVersion]) -> None:
         """The taken batch is part of these versions."""
@@ -149,17 +182,8 @@ class MemoryBuffer:
             self._loaded.update(versions)
             self._changed.notify_all()
 
-    async def commit_reply(self, ticket: Ticket, turn: Turn) -> None:
-        """In memory a reply is on record as soon as it is in the episode."""
-
-    async def commit_intents(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
-        """In memory nothing outlives the process, so there is nothing to reconcile."""
-
-    async def commit_results(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
-        """In memory a result is on record as soon as it is in the episode."""
-
     def close(self) -> None:
-        """Write off what can no longer be trained: episodes finished but not taken at the end of a run."""
+        """Write off what can no longer be trained, at the end of a run that is not to be resumed."""
         step = min(version.step for version in self._loaded.values())
         taken = [group for group, _ in self._taken]
         for group in [*taken, *self._ready, *self._groups.values()]:
@@ -169,6 +193,11 @@ class MemoryBuffer:
         self._ready.clear()
         self._groups.clear()
         self.ledger.write_off("run_ended", step)
+
+    def _take(self, groups: list[Group], versions: Mapping[str, PolicyVersion]) -> dict[str, TrainBatch]:
+        batches = {p: build_batch(groups, p, version, self._config) for p, version in versions.items()}
+        self._taken += [(group, count_trained(group.episodes, batches.values())) for group in groups]
+        return batches
 
     def _may_admit(self) -> bool:
         has_member = any(group.wants_dispatch for group in self._groups.values())
@@ -186,18 +215,8 @@ class MemoryBuffer:
     def _dispatch(self) -> Ticket:
         group = next((g for g in self._groups.values() if g.wants_dispatch), None) or self._open_group()
         member, attempt = group.next_member()
-        name = f"{group.task.split}-{group.task.ordinal:06d}-{member}" + (f"-retry{attempt}" if attempt else "")
-        seed = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=6).digest()
-        self._running.add(name)
-        ticket = Ticket(
-            episode_id=name,
-            task=group.task,
-            group=group.number,
-            member=member,
-            attempt=attempt,
-            seed=int.from_bytes(seed, "little"),
-            started_at=dict(self._loaded),
-        )
+        ticket = group.ticket(member, attempt, self._seed, self._loaded)
+        self._running.add(ticket.episode_id)
         self.ledger.dispatched(ticket)
         return ticket
 
@@ -220,8 +239,8 @@ class MemoryBuffer:
         failure = episode.failure
         self._last_failure = failure
         self._failures_in_row += 1
-        reason = f"{failure.boundary}_{failure.kind}" if failure else "not_scored"
-        self.ledger.dropped(episode, reason, group.started_step)
+        self.ledger.dropped(episode, failure_reason(episode), group.started_step)
+        group.failed.append(episode.episode_id)
         if episode.ticket.attempt + 1 < self._max_attempts:
             self._accepted -= 1
             group.redispatch.append((episode.ticket.member, episode.ticket.attempt + 1))
@@ -236,22 +255,17 @@ class MemoryBuffer:
         del self._groups[group.number]
         reason = self._drop_reason(group)
         if reason is None:
-            self._filtered_in_row = 0
+            self._dropped.end_row()
             self._ready.append(group)
             return
         self._accepted -= group.size
         if self._groups_left is not None:
             self._groups_left += 1
         self._frontier.finish([group.task.ordinal])
+        self.journal.dropped(group, [episode.episode_id for episode in group.ordered()], reason)
         for episode in group.episodes:
             self.ledger.dropped(episode, reason, group.started_step)
-        if reason == "no_spread":
-            self._filtered_in_row += 1
-        if self._filtered_in_row >= self._config.max_filtered_groups:
-            self._fatal = StalledError(
-                f"the filter 'spread' dropped {self._filtered_in_row} groups in a row; the last had rewards "
-                f"{group.rewards}. Nothing is left to learn from these tasks: change them, or the group size"
-            )
+        self._fatal = self._fatal or self._dropped.add(reason, group.rewards, self._last_failure)
 
     def _drop_reason(self, group: Group) -> str | None:
         if len(group.episodes) < min(2, group.size):
@@ -261,33 +275,24 @@ class MemoryBuffer:
         return None
 
     def _oldest_ready(self) -> list[Group]:
-        ordered = sorted(self._ready, key=lambda group: (group.started_step, group.number))
-        return ordered[: self._config.groups_per_step]
+        config, began = self._config, {group.number: group.started_step for group in self._ready}
+        numbers = oldest_in_window(began, self._groups, config.groups_per_step, config.order_window)
+        return sorted((g for g in self._ready if g.number in numbers), key=lambda group: group.number)
 
     def _may_take(self, step: int) -> bool:
         config = self._config
-        if len(self._ready) < config.groups_per_step or config.staleness != "wait":
-            return len(self._ready) >= config.groups_per_step
         chosen = self._oldest_ready()
+        if len(chosen) < config.groups_per_step or config.staleness != "wait":
+            return len(chosen) >= config.groups_per_step
         outstanding: dict[int, int] = {}
         for group in [*self._groups.values(), *(g for g in self._ready if g not in chosen)]:
             outstanding[group.started_step] = outstanding.get(group.started_step, 0) + group.size
         return wait_permits(outstanding, step, config.max_staleness, config.episodes_per_step)
 
-    def _batch(self, groups: Sequence[Group], policy: str, version: PolicyVersion) -> TrainBatch:
-        episodes = []
-        for number, group in enumerate(groups):
-            for episode in group.ordered():
-                view = train_view(episode, policy, version, self._config.max_staleness)
-                if self._config.staleness == "withhold" and oldest_staleness(view) > self._config.max_staleness:
-                    view = ()
-                episodes.append(TrainEpisode(episode.episode_id, number, float(episode.reward or 0.0), view))
-        return TrainBatch(policy, version, tuple(episodes))
-
     def _describe_stall(self, step: int) -> str:
         return (
             f"step {step} waited {self._config.stall_s:g} s for {self._config.groups_per_step} complete groups: "
             f"{len(self._ready)} are ready, {len(self._groups)} incomplete, {len(self._running)} episodes generate; "
-            f"last failure: {self._last_failure or 'none'}. Look at the engine's log; raise buffer.stall_s if "
-            "episodes are long"
+            f"{self._dropped.explain()}; last failure: {self._last_failure or 'none'}. "
+            "Look at the engine's log; raise buffer.stall_s if episodes are long"
         )

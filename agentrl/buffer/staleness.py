@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from agentrl.types.batch import TrainBatch, TrainTrajectory
+from agentrl.buffer.config import BufferConfig
+from agentrl.buffer.group import Group
+from agentrl.types.batch import TrainBatch, TrainEpisode, TrainTrajectory
 from agentrl.types.episode import Episode
 from agentrl.types.trajectory import Trajectory, build_trajectories
 from agentrl.types.version import PolicyVersion
+
+
+def build_batch(groups: Sequence[Group], policy: str, version: PolicyVersion, config: BufferConfig) -> TrainBatch:
+    """Groups as one policy's batch for the step at `version`; the same groups always give the same batch."""
+    episodes = []
+    for number, group in enumerate(groups):
+        for episode in group.ordered():
+            view = train_view(episode, policy, version, config.max_staleness)
+            if config.staleness == "withhold" and oldest_staleness(view) > config.max_staleness:
+                view = ()
+            episodes.append(TrainEpisode(episode.episode_id, number, float(episode.reward or 0.0), view))
+    return TrainBatch(policy, version, tuple(episodes))
 
 
 def train_view(
@@ -66,6 +80,16 @@ def wait_permits(outstanding: Mapping[int, int], version_step: int, max_stalenes
 def _mask(trajectory: Trajectory, version: PolicyVersion, max_staleness: int) -> TrainTrajectory:
     staleness = np.zeros(len(trajectory.token_ids), np.int32)
     for span in trajectory.versions:
-        staleness[span.start : span.end] = version.steps_since(span.version)
+        staleness[span.start : span.end] = _staleness(span.version, version, max_staleness)
     mask = trajectory.sampled & (staleness <= max_staleness)
     return TrainTrajectory(trajectory, mask, staleness)
+
+
+def _staleness(writer: PolicyVersion, version: PolicyVersion, max_staleness: int) -> int:
+    """Steps between two versions; too many for weights of an earlier epoch that are ahead of this one.
+
+    Such weights were lost together with the record of how they were made, as in a salvaged journal.
+    """
+    if writer.epoch < version.epoch and writer.step > version.step:
+        return max_staleness + 1
+    return version.steps_since(writer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,11 +132,24 @@ class BufferModel:
             return False
         return self.config.group_filter == "none" or len(rewards) > 1
 
+    def may_take(self) -> bool:
+        """Whether enough groups are ready that are not too young, staleness apart."""
+        complete = sorted(number for number, group in self.groups.items() if group.is_complete)
+        step = complete[: self.config.groups_per_step]
+        return len(step) == self.config.groups_per_step and self._is_in_order(step)
+
+    def _is_in_order(self, numbers: Collection[int]) -> bool:
+        """No group of a step is `order_window` or more behind one that is still on its way."""
+        window = self.config.order_window
+        on_their_way = [number for number, group in self.groups.items() if not group.is_complete]
+        return window is None or all(young - slow < window for young in numbers for slow in on_their_way)
+
     def take(self, batch: TrainBatch) -> None:
         """Remove what was taken, and check that it is legal to train it."""
         episodes = {e.episode_id: (n, e) for n, g in self.groups.items() if g.is_complete for e in g.good}
         numbers = {episodes[entry.episode_id][0] for entry in batch.episodes}
         assert len(numbers) == self.config.groups_per_step
+        assert self._is_in_order(numbers)
         assert len(batch.episodes) == sum(len(self.groups[number].good) for number in numbers)
         for entry in batch.episodes:
             episode = episodes[entry.episode_id][1]

@@ -29,6 +29,13 @@ def test_a_gap_that_closes_after_a_restore_does_not_bring_back_what_lay_behind_i
     assert restored.next() == 4
 
 
+def test_what_was_done_before_a_restore_may_be_said_again_and_leaves_no_trace():
+    restored = Frontier.restore(FrontierState(2, (4,)))
+    restored.finish([0, 4, 1])
+    assert restored.state() == FrontierState(2, (4,))
+    assert restored.next() == 2
+
+
 @given(st.lists(st.tuples(st.integers(0, 6), st.randoms(use_true_random=False)), max_size=8))
 def test_nothing_is_skipped_or_repeated_whatever_finished_before_a_restore(rounds):
     frontier, done = Frontier(), []

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from buffer_states import at, make_buffer
+from ledger_lines import dropped, trained
 
+from agentrl import codec
 from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import FrontierState
-from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.ledger import Ledger, read_ledger
 from agentrl.testing.builders import build_episode, build_ticket
-from agentrl.types.errors import Boundary, Failure
+from agentrl.types.episode import StopReason
+from agentrl.types.errors import Boundary, ConfigError, Failure
 
 CRASH = Failure(Boundary.ENVIRONMENT, "crashed", "gone")
 
@@ -27,10 +31,13 @@ def test_goodput_says_where_sampled_tokens_went():
 
 def test_a_line_says_what_became_of_an_episode():
     lines = []
-    episode = replace(build_episode(build_ticket("a"), [(4, 0), (3, 0)], 0.5), seconds=1.23456)
+    episode = replace(build_episode(build_ticket("a", group=4, member=2), [(4, 0), (3, 0)], 0.5), seconds=1.23456)
+    turns = tuple(replace(turn, environment_s=0.5 + turn.index) for turn in episode.turns)
+    episode = replace(episode, turns=turns, stop_reason=StopReason.MAX_TURNS)
     Ledger(lines.append).trained(episode, trained_tokens=4, step=9)
     [line] = lines
-    assert (line.episode_id, line.task, line.outcome, line.reason) == ("a", "fake/train/0", "trained", "")
+    assert (line.episode_id, line.task, line.outcome, line.reason) == ("a", "fake/train/4", "trained", "")
+    assert (line.group, line.member, line.attempt, line.stop, line.tool_s) == (4, 2, 0, "max_turns", 2.0)
     assert (line.turns, line.sampled_tokens, line.trained_tokens, line.masked_tokens) == (2, 7, 4, 3)
     assert (line.reward, line.seconds, line.step) == (0.5, 1.2346, 9)
 
@@ -42,10 +49,25 @@ def test_an_episode_of_which_nothing_is_known_is_written_off_once():
     ledger.trained(build_episode(build_ticket("a"), [(1, 0)]), 1, 1)
     ledger.write_off("run_ended", 1)
     ledger.write_off("run_ended", 1)
-    assert [(line.episode_id, line.outcome, line.sampled_tokens) for line in lines] == [
-        ("a", "trained", 1),
-        ("b", "dropped", 0),
+    assert [(line.episode_id, line.outcome, line.sampled_tokens, line.stop) for line in lines] == [
+        ("a", "trained", 1, "answered"),
+        ("b", "dropped", 0, ""),
     ]
+
+
+def test_a_ledger_is_read_as_it_was_written_but_for_a_line_that_a_crash_cut_off(tmp_path):
+    lines = [trained(0), dropped(1, reward=None)]
+    text = b"\n".join(codec.to_json(line) for line in lines)
+    (tmp_path / "ledger.jsonl").write_bytes(text + b"\n" + text[:40])
+    assert read_ledger(tmp_path / "ledger.jsonl") == lines
+
+
+def test_a_ledger_with_other_columns_names_file_line_and_column(tmp_path):
+    (tmp_path / "ledger.jsonl").write_text('{"episode_id": "a", "task": "b"}\n')
+    with pytest.raises(ConfigError, match=r"ledger\.jsonl, line 1: .*`group`; another version"):
+        read_ledger(tmp_path / "ledger.jsonl")
+    with pytest.raises(ConfigError, match=r"no .*nothing\.jsonl"):
+        read_ledger(tmp_path / "nothing.jsonl")
 
 
 async def test_whatever_state_an_episode_is_in_at_the_end_it_has_one_line():

@@ -33,13 +33,15 @@ class BufferMachine(RuleBasedStateMachine):
         group_filter=st.sampled_from(["none", "spread"]),
         places=st.sampled_from([12, 5, 1]),
         attempts=st.integers(1, 2),
+        window_beyond_step=st.sampled_from([None, 0, 1, 4]),
     )
-    def begin(self, group_size, groups, staleness, policy, group_filter, places, attempts):
+    def begin(self, group_size, groups, staleness, policy, group_filter, places, attempts, window_beyond_step):
         config = BufferConfig(
             group_size=group_size,
             groups_per_step=groups,
             max_staleness=staleness,
             staleness=policy,
+            order_window=None if window_beyond_step is None else groups + window_beyond_step,
             group_filter=group_filter if group_size > 1 else "none",
         )
         self.model = BufferModel(config, places, attempts)
@@ -143,6 +145,7 @@ class BufferMachine(RuleBasedStateMachine):
     def _take(self) -> bool:
         batches = self.loop.run_until_complete(attempt(self.buffer.take(at(self.model.version))))
         if batches is None:
+            assert self.model.config.staleness == "wait" or not self.model.may_take()
             return False
         entries = batches["main"].episodes
         assert not {entry.episode_id for entry in entries} & self.model.failed

@@ -96,7 +96,7 @@ async def test_a_run_whose_groups_are_all_filtered_stops_and_says_so():
     assert not take.done()
     first, second = await admit_all(buffer)
     await buffer.settle(build_episode(first, [(2, 0)], 1.0))
-    with pytest.raises(StalledError, match=r"dropped 3 groups in a row; the last had rewards \[1\.0, 1\.0\]"):
+    with pytest.raises(StalledError, match=r"'spread' dropped 3 groups; the last had rewards \[1\.0, 1\.0\]"):
         await buffer.settle(build_episode(second, [(2, 0)], 1.0))
     with pytest.raises(StalledError, match="Nothing is left to learn"):
         await take
