@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.types.batch import Receipt, StepReport, TrainBatch, WeightsManifest
-from agentrl.types.environment import Opening, Score, StepResult
-from agentrl.types.episode import Effect, Episode, Ticket, Turn
+from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResult
+from agentrl.types.episode import Episode, Ticket
 from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.message import Message, ToolSpec
 from agentrl.types.task import Task
@@ -80,11 +80,32 @@ class Environment(Protocol):
         """Free everything; safe to call twice."""
 
 
+class DurableEnvironment(Environment, Protocol):
+    """An environment whose state outlives its worker; which of these it serves, its definition declares."""
+
+    async def handle(self) -> str:
+        """Names the live session, so that it can be reattached."""
+
+    async def detach(self) -> None:
+        """Leave the session alive: a `close` that follows frees only what is on this side."""
+
+    async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
+        """The result of the session's `step`-th step, counted from 0; None if it never arrived.
+
+        A step whose action called no tool has no effect ids: its number alone tells it from others.
+        """
+
+    async def snapshot(self) -> bytes:
+        """The whole state."""
+
+
 class EnvironmentHost(Protocol):
     """Where environments of one kind live."""
 
-    def open(self, task: Task) -> AbstractAsyncContextManager[Environment]:
-        """A fresh environment for one episode; freed, or killed, at the end of the block."""
+    recovery: Recovery
+
+    def open(self, task: Task, origin: Origin | None = None) -> AbstractAsyncContextManager[DurableEnvironment]:
+        """An environment for one episode, fresh or from its origin; freed, or killed, at the end of the block."""
 
     async def close(self) -> None:
         """Free everything that is kept between episodes; safe to call twice."""
@@ -106,7 +127,7 @@ class ScaffoldContext(Protocol):
         """Act: intents are committed before the environment sees them, results after."""
 
     def time(self) -> float:
-        """Seconds since the episode began."""
+        """Seconds of generation and environment since the episode began, the same when it is resumed."""
 
     @property
     def random(self) -> random.Random:
@@ -137,20 +158,7 @@ class Scorer(Protocol):
         """The score of the episode that `environment` has just played."""
 
 
-class TurnJournal(Protocol):
-    """Hears of every turn before it counts: durable before acting, exactly once."""
-
-    async def commit_reply(self, ticket: Ticket, turn: Turn) -> None:
-        """The policy's reply is complete."""
-
-    async def commit_intents(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
-        """These effects are about to be dispatched; returns once that is on record."""
-
-    async def commit_results(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
-        """These effects have come back; returns once that is on record."""
-
-
-class EpisodeBuffer(TurnJournal, Protocol):
+class EpisodeBuffer(Protocol):
     """Where episodes live from admission to training; owns admission and the staleness bound."""
 
     async def admit(self) -> Ticket:
@@ -191,20 +199,24 @@ class Trainer(Protocol):
     async def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote."""
 
+    async def rebase(self, version: PolicyVersion) -> None:
+        """Call the present weights a version of a later epoch."""
+
     async def close(self) -> None:
         """End the ranks; safe to call twice."""
 
 
 class WeightTransport(Protocol):
-    """Moves staged weights into engines, each by itself; `pauses` says whether they must stand still for it."""
+    """Moves staged weights into engines, each by itself."""
 
-    pauses: bool
+    async def needs_pause(self, engine: Engine) -> bool:
+        """Whether the engine must stand still for it."""
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Bring the weights as near to the engine as can be while it generates."""
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
-        """Bring the weights into a paused engine."""
+        """Bring the weights into an engine, paused if it needs to be."""
 
     async def forget(self, engine: str) -> None:
         """The engine has failed: give up what is kept for it; safe to call twice."""

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from agentrl import registry
 from agentrl.config.base import ConfigModel, parse_config
-from agentrl.protocols import Environment
-from agentrl.types.errors import ConfigError
+from agentrl.protocols import DurableEnvironment, Environment
+from agentrl.types.environment import Origin, Recovery
+from agentrl.types.errors import Boundary, ConfigError, boundary
 from agentrl.types.message import Message
 from agentrl.types.task import Split, Task
 
@@ -54,6 +55,30 @@ class EnvironmentDefinition:
     words: tuple[str, ...] = ()
     """Words that a tokenizer made for this environment keeps whole."""
     placement: Placement = "process"
+    is_deterministic: bool = False
+    """The same actions in a fresh instance give the same results, so that an episode whose worker died can be
+    played again up to where it was."""
+    external_tools: frozenset[str] = frozenset()
+    """Tools that act outside the instance (send, pay, publish): their calls are never repeated."""
+    restore: Callable[[Any, Task, bytes], DurableEnvironment] | None = None
+    """Makes an instance from what another's `snapshot` gave; options, task and snapshot."""
+    reattach: Callable[[Any, Task, str], DurableEnvironment] | None = None
+    """Makes an instance over the live session that another's `handle` named; raises if it is gone."""
+
+    @property
+    def recovery(self) -> Recovery:
+        """How the state of an instance can be had again."""
+        return Recovery(self.reattach is not None, self.restore is not None, self.is_deterministic, self.external_tools)
+
+    def make(self, options: Any, task: Task, origin: Origin | None) -> Environment:
+        """An instance, fresh or from where another one was. Raises EpisodeError if that is gone."""
+        if origin is not None and origin.handle is not None and self.reattach is not None:
+            with boundary(Boundary.ENVIRONMENT, "lost", f"its session {origin.handle} cannot be reattached"):
+                return self.reattach(options, task, origin.handle)
+        if origin is not None and origin.snapshot is not None and self.restore is not None:
+            with boundary(Boundary.ENVIRONMENT, "lost", "its last snapshot cannot be restored"):
+                return self.restore(options, task, origin.snapshot)
+        return self.create(options, task)
 
     def parse_options(self, values: Mapping[str, Any]) -> Any:
         """The environment's options from plain values. Raises ConfigError."""

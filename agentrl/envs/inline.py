@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.envs.definition import EnvironmentDefinition
 from agentrl.protocols import Environment
+from agentrl.types.environment import Origin
 from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
 from agentrl.types.task import Task
 
@@ -21,12 +22,13 @@ class InlineHost:
     def __init__(self, definition: EnvironmentDefinition, options: Any, close_s: float) -> None:
         self._definition, self._options = definition, options
         self._close_s = close_s
+        self.recovery = definition.recovery
 
     @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Environment]:
-        """A fresh environment for one episode. Raises EpisodeError if it cannot be made."""
+    async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[Any]:
+        """An environment for one episode. Raises EpisodeError if it cannot be made."""
         with boundary(Boundary.ENVIRONMENT, "create"):
-            environment = self._definition.create(self._options, task)
+            environment = self._definition.make(self._options, task, origin)
         try:
             yield environment
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,8 +14,7 @@ import msgspec
 
 from agentrl.envs.definition import EnvironmentDefinition
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
-from agentrl.protocols import Environment
-from agentrl.types.environment import Opening, Score, StepResult
+from agentrl.types.environment import Opening, Origin, Score, StepResult
 from agentrl.types.errors import Boundary, EpisodeError, Failure
 from agentrl.types.message import Message
 from agentrl.types.task import Task
@@ -36,9 +35,9 @@ class RemoteEnvironment:
         self._worker, self._call_s = worker, call_s
         self.is_spoiled = False
 
-    async def create(self, task: Task) -> None:
+    async def create(self, task: Task, origin: Origin | None) -> None:
         """Make the environment."""
-        await self._call("create", task, result=type(None))
+        await self._call("create", task, origin, result=type(None))
 
     async def start(self) -> Opening:
         """The environment's opening."""
@@ -51,6 +50,22 @@ class RemoteEnvironment:
     async def score(self) -> Score:
         """The environment's verdict."""
         return await self._call("score", result=Score)
+
+    async def handle(self) -> str:
+        """Names the live session."""
+        return await self._call("handle", result=str)
+
+    async def detach(self) -> None:
+        """Leave the session alive."""
+        await self._call("detach", result=type(None))
+
+    async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
+        """The result of a step that was dispatched to the session."""
+        return await self._call("outcome", step, list(effect_ids), result=StepResult | None)  # type: ignore[arg-type]
+
+    async def snapshot(self) -> bytes:
+        """The whole state."""
+        return await self._call("snapshot", result=bytes)
 
     async def close(self) -> None:
         """Free the environment."""
@@ -87,6 +102,7 @@ class ProcessHost:
         self, definition: EnvironmentDefinition, name: str, options: Mapping[str, Any], call_s: float, logs: Path
     ) -> None:
         definition.parse_options(options)
+        self.recovery = definition.recovery
         self._argv = ["-m", "agentrl.envs.worker", name, msgspec.json.encode(dict(options)).decode()]
         self._call_s, self._logs = call_s, logs
         self._idle: list[ChildProcess] = []
@@ -94,12 +110,12 @@ class ProcessHost:
         self._numbers = itertools.count()
 
     @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Environment]:
-        """A fresh environment for one episode. Raises EpisodeError if it cannot be made."""
+    async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[RemoteEnvironment]:
+        """An environment for one episode. Raises EpisodeError if it cannot be made."""
         worker = self._pop_idle() or await self._start_worker()
         environment = RemoteEnvironment(worker, self._call_s)
         try:
-            await environment.create(task)
+            await environment.create(task, origin)
             yield environment
         finally:
             await self._put_back(worker, environment)

@@ -11,7 +11,7 @@ import msgspec
 from agentrl.envs.definition import load_environment
 from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
-from agentrl.types.environment import Opening, Score, StepResult, check_opening, check_score, check_step
+from agentrl.types.environment import Opening, Origin, Score, StepResult, check_opening, check_score, check_step
 from agentrl.types.message import Message
 from agentrl.types.task import Task
 
@@ -24,9 +24,9 @@ class EnvironmentWorker:
         self._options = self._definition.parse_options(options)
         self._environment: Any = None
 
-    def create(self, task: Task) -> None:
-        """Make the environment of a new episode."""
-        self._environment = self._definition.create(self._options, task)
+    def create(self, task: Task, origin: Origin | None) -> None:
+        """Make the environment of an episode."""
+        self._environment = self._definition.make(self._options, task, origin)
 
     def wake(self) -> None:
         """Answer, now that everything is imported."""
@@ -42,6 +42,22 @@ class EnvironmentWorker:
     async def score(self) -> Score:
         """The environment's verdict."""
         return check_score(await _value(self._environment.score()))
+
+    async def handle(self) -> str:
+        """Names the live session."""
+        return await _value(self._environment.handle())
+
+    async def detach(self) -> None:
+        """Leave the session alive."""
+        await _value(self._environment.detach())
+
+    async def outcome(self, step: int, effect_ids: list[str]) -> StepResult | None:
+        """The result of a step that was dispatched to the session."""
+        return await _value(self._environment.outcome(step, effect_ids))
+
+    async def snapshot(self) -> bytes:
+        """The whole state."""
+        return await _value(self._environment.snapshot())
 
     async def close(self) -> None:
         """Free the environment."""

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from agentrl.protocols import Environment, TurnJournal
+from agentrl.protocols import DurableEnvironment
+from agentrl.rollouts.journal import EpisodeLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import ContextFullError, Session
-from agentrl.types.environment import Opening, StepResult, check_opening, check_step
+from agentrl.types.environment import Opening, Recovery, StepResult, check_opening, check_step
 from agentrl.types.episode import Effect, StopReason
 from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
 from agentrl.types.generation import FinishReason
@@ -27,19 +28,25 @@ class EpisodeOver(BaseException):
 
 
 class Context:
-    """Implements `ScaffoldContext` over a session, an environment and a journal.
+    """Implements `ScaffoldContext` over a session, an environment and a log.
 
-    Order of a turn: the reply is committed, then the intents of its tool calls, then the environment
-    acts, then the results are committed. Nothing acts before its intent is on record.
+    Order of a turn: the reply goes on record, then the intents of its tool calls, then the environment acts,
+    then the results go on record. Nothing acts before its intent is durable. Time is what the record says,
+    so that a scaffold that is run again sees the same.
     """
 
     def __init__(
-        self, record: EpisodeRecord, session: Session, environment: Environment, journal: TurnJournal, limits: Limits
+        self,
+        record: EpisodeRecord,
+        session: Session,
+        environment: DurableEnvironment,
+        recovery: Recovery,
+        log: EpisodeLog,
+        limits: Limits,
     ) -> None:
         self._record, self._session = record, session
-        self._environment, self._journal = environment, journal
-        self._limits = limits
-        self._started = time.monotonic()
+        self._environment, self._recovery = environment, recovery
+        self._log, self._limits = log, limits
         self._random = random.Random(record.ticket.seed)
 
     async def start(self) -> Opening:
@@ -47,7 +54,10 @@ class Context:
         with self._ending():
             async with deadline("environment.start", self._limits.tool_s):
                 with boundary(Boundary.ENVIRONMENT, "start"):
-                    return check_opening(await self._environment.start())
+                    opening = check_opening(await self._environment.start())
+                    handle = await self._environment.handle() if self._recovery.has_handles else None
+        await self._log.opened(opening, handle)
+        return opening
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Put messages behind the conversation and let the policy reply."""
@@ -59,41 +69,48 @@ class Context:
 
     async def step(self, action: Message) -> StepResult:
         """Let the environment react to a reply."""
-        ticket = self._record.ticket
+        self._log.check_parking()
         intents = tuple(Effect(call.id, call) for call in action.tool_calls)
-        await self._journal.commit_intents(ticket, intents)
+        await self._log.intended(intents)
         started = time.monotonic()
         with self._ending():
             async with deadline("environment.step", self._limits.tool_s):
-                with boundary(Boundary.ENVIRONMENT, "step"):
-                    result = check_step(await self._environment.step(action))
+                result, snapshot = await self._act(action)
         seconds = time.monotonic() - started
         effects = _with_results(intents, result, seconds)
-        await self._journal.commit_results(ticket, effects)
-        self._record.end_turn(effects, seconds)
+        self._record.end_turn(*await self._log.resulted(effects, result, seconds, snapshot))
         if result.is_done:
             self._record.stop_reason = StopReason.ANSWERED
         return result
 
     def time(self) -> float:
-        """Seconds since the episode began."""
-        return time.monotonic() - self._started
+        """Seconds of generation and environment since the episode began."""
+        return self._record.seconds
 
     @property
     def random(self) -> random.Random:
         """Chance, seeded by the episode."""
         return self._random
 
+    async def _act(self, action: Message) -> tuple[StepResult, bytes | None]:
+        """The environment's reaction, and its state afterwards if it gives that away."""
+        with boundary(Boundary.ENVIRONMENT, "step"):
+            result = check_step(await self._environment.step(action))
+            return result, await self._environment.snapshot() if self._recovery.has_snapshots else None
+
     async def _turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec], rewrites: bool) -> Message:
         if self._record.num_turns >= self._limits.max_turns:
             self._end(StopReason.MAX_TURNS)
+        self._log.check_parking()
         call = self._session.rewrite if rewrites else self._session.generate
         try:
             with self._ending():
                 reply = await call(messages, tools)
         except ContextFullError:
             self._end(StopReason.MAX_TOKENS)
-        await self._journal.commit_reply(self._record.ticket, self._record.last_turn)
+        turn = self._record.last_turn
+        nodes = self._record.uncommitted(turn.agent)
+        self._record.restore_turn(await self._log.turned(turn, nodes, reply.finish, reply.request))
         if reply.finish is FinishReason.LENGTH:
             self._end(StopReason.LENGTH)
         return reply.message

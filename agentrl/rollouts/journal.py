@@ -1,20 +1,101 @@
-"""A turn journal for episodes that nobody resumes: evaluations and teachers' transcripts."""
+"""What a runner tells of an episode while it is played, and to whom: a journal, or nobody."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from agentrl.types.episode import Effect, Ticket, Turn
+from agentrl.journal.life import EpisodeLife
+from agentrl.types.environment import Opening, StepResult
+from agentrl.types.episode import Agent, Effect, Episode, Node, Ticket, Turn
+from agentrl.types.generation import FinishReason, Generation
+
+
+class EpisodeParked(BaseException):
+    """Leaves an episode where it stands: all of it is on record, and another worker goes on from there.
+
+    Not an `Exception`, so that no scaffold swallows it.
+    """
+
+
+class EpisodeLog(Protocol):
+    """Hears of everything that an episode does, in order, before anything follows from it.
+
+    What `life` already holds is heard again while a scaffold is run again, and not recorded twice.
+    """
+
+    life: EpisodeLife | None
+
+    def check_parking(self) -> None:
+        """Raises EpisodeParked when the worker is to stop."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another worker may go on with what is cut off now."""
+
+    async def opened(self, opening: Opening, handle: str | None) -> None:
+        """The environment has posed the task."""
+
+    async def delivered(self, part: Generation, request: str) -> None:
+        """A part of a reply is there; an abort cut it short. Returns once that is durable."""
+
+    async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:
+        """A reply is complete; returns the turn as it stands on record."""
+
+    async def intended(self, effects: Sequence[Effect]) -> None:
+        """The environment is about to act; returns once that and all before it is durable."""
+
+    async def resulted(
+        self, effects: Sequence[Effect], result: StepResult, seconds: float, snapshot: bytes | None
+    ) -> tuple[tuple[Effect, ...], float]:
+        """The environment has acted; returns effects and seconds as they stand on record."""
+
+    async def ended(self, episode: Episode) -> None:
+        """The episode is over; returns once that is durable."""
+
+
+class EpisodeJournal(Protocol):
+    """Opens a log for each episode."""
+
+    async def open(self, ticket: Ticket, agents: tuple[Agent, ...]) -> EpisodeLog:
+        """The episode's log, with what an earlier worker recorded of it."""
+
+
+class NoLog:
+    """Records nothing: such an episode is simply played again."""
+
+    life: EpisodeLife | None = None
+    is_resumable = False
+
+    def check_parking(self) -> None:
+        """Nobody parks what is not on record."""
+
+    async def opened(self, opening: Opening, handle: str | None) -> None:
+        """The record in memory is enough."""
+
+    async def delivered(self, part: Generation, request: str) -> None:
+        """The record in memory is enough."""
+
+    async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:
+        """The turn itself."""
+        return turn
+
+    async def intended(self, effects: Sequence[Effect]) -> None:
+        """Nothing outlives the process, so there is nothing to reconcile."""
+
+    async def resulted(
+        self, effects: Sequence[Effect], result: StepResult, seconds: float, snapshot: bytes | None
+    ) -> tuple[tuple[Effect, ...], float]:
+        """Effects and seconds themselves."""
+        return tuple(effects), seconds
+
+    async def ended(self, episode: Episode) -> None:
+        """The record in memory is enough."""
 
 
 class NoJournal:
-    """Keeps nothing: such an episode is simply played again."""
+    """For episodes that nobody resumes: evaluations and teachers' transcripts."""
 
-    async def commit_reply(self, ticket: Ticket, turn: Turn) -> None:
-        """The record in memory is enough."""
-
-    async def commit_intents(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
-        """The record in memory is enough."""
-
-    async def commit_results(self, ticket: Ticket, effects: Sequence[Effect]) -> None:
-        """The record in memory is enough."""
+    async def open(self, ticket: Ticket, agents: tuple[Agent, ...]) -> EpisodeLog:
+        """A log that records nothing."""
+        return NoLog()

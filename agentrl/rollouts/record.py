@@ -23,6 +23,7 @@ class EpisodeRecord:
         self._ends: list[int] = []
         self._routed_ends: list[int] = []
         self._turns: list[Turn] = []
+        self._committed: dict[str, int] = {}
         self.stop_reason: StopReason | None = None
         self.failure: Failure | None = None
         self.score: Score | None = None
@@ -78,6 +79,21 @@ class EpisodeRecord:
         self._turns[-1] = Turn(
             last.index, last.agent, last.reply_node, effects, last.generation_s, environment_s, last.aborts
         )
+
+    def restore_turn(self, turn: Turn) -> None:
+        """Put the last turn as an earlier worker recorded it in its place."""
+        self._turns[-1] = turn
+
+    def uncommitted(self, agent: str) -> tuple[Node, ...]:
+        """An agent's nodes since the last call, which takes them as committed."""
+        start = self._committed.get(agent, 0)
+        self._committed[agent] = len(self._nodes)
+        return tuple(node for node in self._nodes[start:] if node.agent == agent)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of generation and environment so far, as recorded."""
+        return sum(turn.generation_s + turn.environment_s for turn in self._turns)
 
     def close(self, seconds: float) -> Episode:
         """The episode as it stands."""

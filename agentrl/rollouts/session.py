@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.protocols import Engine
+from agentrl.rollouts.journal import EpisodeLog
 from agentrl.rollouts.record import EpisodeRecord
+from agentrl.rollouts.replay import Generating, request_digest
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Node, SampledColumns, Ticket
 from agentrl.types.errors import Boundary, EpisodeError
@@ -37,11 +38,12 @@ class ContextFullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A policy's reply: as a message, as a node of the episode, and why it ended."""
+    """A policy's reply: as a message, as a node of the episode, why it ended, and the digest of what it continues."""
 
     message: Message
     node: Node
     finish: FinishReason
+    request: str
 
 
 class Session:
@@ -60,12 +62,13 @@ class Session:
         record: EpisodeRecord,
         agent: str,
         chat: ChatFormat,
-        engine: Engine,
+        engine: Generating,
         sampling: Sampling,
         limits: Limits,
+        log: EpisodeLog,
     ) -> None:
         self._record, self._agent = record, agent
-        self._chat, self._engine = chat, engine
+        self._chat, self._engine, self._log = chat, engine, log
         self._sampling, self._limits = sampling, limits
         self._key = session_key(record.ticket, agent)
         self._messages: list[Message] = []
@@ -121,7 +124,8 @@ class Session:
     async def _reply(self, tools: Sequence[ToolSpec]) -> Reply:
         started = time.monotonic()
         aborts = self.aborts
-        generation = await self._sample()
+        request = request_digest(self._context[: self._length])
+        generation = await self._sample(request)
         node = self._add_reply(generation, is_open=False)
         self._path.append(node)
         self._grow(generation.token_ids)
@@ -129,12 +133,13 @@ class Session:
         prefix = f"{self._record.ticket.episode_id}/{turn.index}."
         message = self._chat.parse(generation.token_ids, tools, prefix)
         self._messages.append(message)
-        return Reply(message, node, generation.finish)
+        return Reply(message, node, generation.finish, request)
 
-    async def _sample(self) -> Generation:
+    async def _sample(self, request: str) -> Generation:
         """Draw one whole reply, continuing from prompt and partial output after every abort.
 
-        Waits for: the engine. Unblocked by: the end of the reply, or an error.
+        Waits for: the engine. Unblocked by: the end of the reply, or an error. Parks after an abort if the
+        worker is to stop: the part is on record by then.
         """
         room = self._limits.max_context_tokens - self._length
         budget = min(self._limits.max_reply_tokens, room)
@@ -154,6 +159,9 @@ class Session:
                 return replace(partial, finish=FinishReason.LENGTH)
             if len(partial.token_ids):
                 self._add_reply(partial, is_open=True)
+            if len(part.token_ids):
+                await self._log.delivered(part, request)
+            self._log.check_parking()
 
     def _request(self, partial: Generation | None, max_new_tokens: int) -> GenerationRequest:
         prompt = self._context[: self._length]

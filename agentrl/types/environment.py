@@ -37,6 +37,30 @@ class Score:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How the state of an environment can be had again after its worker is gone, by its author's declaration.
+
+    Tried in this order: `has_handles` says that its sessions outlive a worker and can be reattached;
+    `has_snapshots` that it can be restored from a snapshot taken after a step; `is_deterministic` that the same
+    actions in a fresh instance give the same results. Calls of `external_tools` act outside the instance and
+    are never repeated.
+    """
+
+    has_handles: bool = False
+    has_snapshots: bool = False
+    is_deterministic: bool = False
+    external_tools: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an environment is made from instead of afresh: a live session's handle, or a snapshot."""
+
+    handle: str | None = None
+    snapshot: bytes | None = None
+
+
 def check_opening(value: object) -> Opening:
     """The opening itself if it is one. Raises EpisodeError (boundary environment, kind answer)."""
     if not isinstance(value, Opening):

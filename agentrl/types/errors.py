@@ -88,17 +88,17 @@ class EpisodeError(AgentRLError):
 
 
 @contextmanager
-def boundary(where: Boundary, kind: str) -> Iterator[None]:
+def boundary(where: Boundary, kind: str, meaning: str = "") -> Iterator[None]:
     """Turn whatever foreign code raises inside into an `EpisodeError` of this boundary.
 
-    Our own errors pass unchanged, and so does cancellation.
+    Our own errors pass unchanged, and so does cancellation. `meaning` says to a person what the error means.
     """
     try:
         yield
     except AgentRLError:
         raise
     except Exception as error:
-        raise EpisodeError(where, kind, f"{type(error).__name__}: {error}") from error
+        raise EpisodeError(where, kind, f"{meaning}{': ' if meaning else ''}{type(error).__name__}: {error}") from error
 
 
 @asynccontextmanager

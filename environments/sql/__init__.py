@@ -18,5 +18,6 @@ definition = EnvironmentDefinition(
     options=SqlOptions,
     experts=EXPERTS,
     words=(*FIRST_WORDS, *(f"_{word}" for word in SECOND_WORDS), *PEOPLE, *(str(n) for n in range(10, 100))),
+    is_deterministic=True,
     placement="inline",  # every call is bounded by SQLite's own limits and takes well under a millisecond
 )

@@ -8,6 +8,7 @@ from typing import Any
 from agentrl.envs.inline import InlineHost
 from agentrl.protocols import Engine
 from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.journal import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.rollouts.session import Session
@@ -43,7 +44,7 @@ def make_session(
     chat: ChatFormat, engine: Engine, limits: Limits = LIMITS, sampling: Sampling = PLAIN_SAMPLING
 ) -> tuple[EpisodeRecord, Session]:
     record = EpisodeRecord(build_ticket(), (Agent("agent", "main"),))
-    return record, Session(record, "agent", chat, engine, sampling, limits)
+    return record, Session(record, "agent", chat, engine, sampling, limits, NoLog())
 
 
 async def nothing() -> None:

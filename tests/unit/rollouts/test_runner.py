@@ -8,6 +8,7 @@ from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing, play
 
 from agentrl.envs.inline import InlineHost
 from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.journal import NoJournal, NoLog
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.rollouts.session import session_key
 from agentrl.testing.builders import build_ticket
@@ -200,9 +201,13 @@ async def test_chance_in_a_scaffold_comes_from_the_episodes_seed(chat):
 
 
 async def test_an_error_of_the_platform_passes_and_is_no_failure_of_the_episode(chat):
-    class FullDisk(RecordingJournal):
-        async def commit_intents(self, ticket, effects) -> None:
+    class FullLog(NoLog):
+        async def intended(self, effects) -> None:
             raise StorageError("disk full; free space, then resume the run")
+
+    class FullDisk(NoJournal):
+        async def open(self, ticket, agents) -> NoLog:
+            return FullLog()
 
     with pytest.raises(StorageError, match="disk full"):
         await play(chat, ScriptedEngine(chat, in_turn(CALL)), journal=FullDisk())

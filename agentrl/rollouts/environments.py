@@ -1,0 +1,182 @@
+"""The environment of a resumed episode, brought to where the episode is.
+
+In this order: its live session is reattached; or a snapshot is restored; or the recorded actions are played
+into a fresh instance, whose every answer must equal the recorded one; or the episode fails as infrastructure, and
+is dispatched anew. To one instance a step is dispatched at most once: whether one that has no result on record
+arrived is asked of the reattached session, and an external call whose outcome nobody knows is never repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from enum import StrEnum
+
+from agentrl.journal.entries import Resulted
+from agentrl.journal.life import EpisodeLife
+from agentrl.protocols import DurableEnvironment, EnvironmentHost
+from agentrl.rollouts.replay import nondeterministic
+from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResult
+from agentrl.types.episode import Effect
+from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
+from agentrl.types.message import Message
+from agentrl.types.task import Task
+
+_log = logging.getLogger(__name__)
+
+
+class Way(StrEnum):
+    """How an environment's state was had again."""
+
+    FRESH = "fresh"
+    REATTACHED = "reattached"
+    RESTORED = "restored"
+    REPLAYED = "replayed"
+
+
+@asynccontextmanager
+async def open_environment(
+    host: EnvironmentHost, task: Task, life: EpisodeLife | None
+) -> AsyncIterator[DurableEnvironment]:
+    """The environment of an episode, new or resumed; freed at the end of the block.
+
+    Raises:
+        EpisodeError: it cannot be made, or its state cannot be had again.
+    """
+    if life is None or life.opened is None:
+        async with host.open(task) as fresh:
+            yield fresh
+        return
+    origin, way = _choose(life, host.recovery)
+    _check_external(life, host.recovery, way)
+    async with host.open(task, origin) as instance:
+        yield ResumedEnvironment(instance, life, host.recovery, way)
+
+
+async def leave_alive(environment: DurableEnvironment, call_s: float) -> None:
+    """Let an environment's session outlive this worker; one that will not is lost when the episode is resumed."""
+    try:
+        async with deadline("environment.detach", call_s):
+            with boundary(Boundary.ENVIRONMENT, "detach"):
+                await environment.detach()
+    except EpisodeError as error:
+        _log.warning("an environment's session could not be left alive: %s", error)
+
+
+class ResumedEnvironment:
+    """Gives recorded answers while the scaffold is run again, and real ones from then on."""
+
+    def __init__(self, instance: DurableEnvironment, life: EpisodeLife, recovery: Recovery, way: Way) -> None:
+        self._instance, self._life, self._recovery = instance, life, recovery
+        self._results = list(life.results)
+        self._pending = life.pending
+        self._snapshot: bytes | None = None
+        self.way = way
+
+    async def start(self) -> Opening:
+        """The recorded opening."""
+        assert self._life.opened is not None
+        opening = self._life.opened.opening
+        if self.way is Way.REPLAYED and await self._instance.start() != opening:
+            raise _differs("its opening")
+        return opening
+
+    async def step(self, action: Message) -> StepResult:
+        """The recorded result; behind the last of them the real one."""
+        if self._results:
+            recorded = self._results.pop(0)
+            self._snapshot = recorded.snapshot
+            return await self._replay(recorded, action)
+        pending, self._pending, self._snapshot = self._pending, None, None
+        if pending is not None:
+            _check_same(pending.effects, action)
+        if pending is not None and self.way is Way.REATTACHED:
+            known = await self._instance.outcome(pending.step, [effect.effect_id for effect in pending.effects])
+            if known is not None:
+                return known
+        return await self._instance.step(action)
+
+    async def score(self) -> Score:
+        """The real verdict."""
+        return await self._instance.score()
+
+    async def close(self) -> None:
+        """Free the instance."""
+        await self._instance.close()
+
+    async def handle(self) -> str:
+        """Names the live session."""
+        return await self._instance.handle()
+
+    async def detach(self) -> None:
+        """Leave the session alive."""
+        await self._instance.detach()
+
+    async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
+        """The result of a dispatched step."""
+        return await self._instance.outcome(step, effect_ids)
+
+    async def snapshot(self) -> bytes:
+        """The whole state; during replay the recorded one stands for it."""
+        return await self._instance.snapshot() if self._snapshot is None else self._snapshot
+
+    async def _replay(self, recorded: Resulted, action: Message) -> StepResult:
+        _check_same(recorded.effects, action)
+        if self.way is not Way.REPLAYED or _num_external(recorded.effects, self._recovery):
+            return recorded.result
+        if await self._instance.step(action) != recorded.result:
+            raise _differs(f"the result of {[call.name for call in action.tool_calls]}")
+        return recorded.result
+
+
+def _choose(life: EpisodeLife, recovery: Recovery) -> tuple[Origin | None, Way]:
+    opened, last = life.opened, life.results[-1] if life.results else None
+    if recovery.has_handles and opened is not None and opened.handle is not None:
+        return Origin(handle=opened.handle), Way.REATTACHED
+    if recovery.has_snapshots and last is not None and last.snapshot is not None:
+        return Origin(snapshot=last.snapshot), Way.RESTORED
+    # Nothing has acted yet: a fresh instance that poses the task in the same words is as good as the lost one. So it
+    # is before the first snapshot: what an unfinished step did, it did to the lost one.
+    is_untouched = not life.results and (life.pending is None or recovery.has_snapshots)
+    if recovery.is_deterministic or is_untouched:
+        return None, Way.REPLAYED
+    raise EpisodeError(
+        Boundary.ENVIRONMENT,
+        "lost",
+        "its worker is gone, and it declares neither live sessions nor snapshots nor that it is deterministic",
+    )
+
+
+def _check_external(life: EpisodeLife, recovery: Recovery, way: Way) -> None:
+    """Refuse what would need an external call to be repeated, or taken apart from others of its step."""
+    if way is Way.REATTACHED:
+        return
+    if life.pending is not None and _num_external(life.pending.effects, recovery):
+        names = ", ".join(sorted({effect.call.name for effect in life.pending.effects}))
+        raise EpisodeError(
+            Boundary.ENVIRONMENT, "outcome_unknown", f"whether {names} was carried out is not on record; never repeated"
+        )
+    if way is Way.REPLAYED:
+        for result in life.results:
+            if 0 < _num_external(result.effects, recovery) < len(result.effects):
+                raise EpisodeError(
+                    Boundary.ENVIRONMENT,
+                    "lost",
+                    "a step mixed external and other calls, which cannot be replayed apart",
+                )
+
+
+def _num_external(effects: Sequence[Effect], recovery: Recovery) -> int:
+    return sum(effect.call.name in recovery.external_tools for effect in effects)
+
+
+def _check_same(effects: Sequence[Effect], action: Message) -> None:
+    if tuple(effect.call for effect in effects) != action.tool_calls:
+        raise nondeterministic(f"the calls {[effect.effect_id for effect in effects]}")
+
+
+def _differs(what: str) -> EpisodeError:
+    return EpisodeError(
+        Boundary.ENVIRONMENT, "nondeterministic", f"a fresh instance did not give {what} again as recorded"
+    )

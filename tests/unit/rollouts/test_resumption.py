@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing
+
+from agentrl.envs.inline import InlineHost
+from agentrl.journal.entries import Resulted
+from agentrl.journal.life import EpisodeLife, build_life
+from agentrl.journal.reading import read_journal
+from agentrl.journal.writer import JournalWriter
+from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.durable import WorkerJournal
+from agentrl.rollouts.journal import EpisodeParked
+from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.testing.builders import build_ticket
+from agentrl.testing.environments import FaultyEnvironment, FaultyOptions, faulty
+from agentrl.testing.scripted import AbortingEngine
+from agentrl.types.environment import StepResult
+from agentrl.types.episode import Episode
+from agentrl.types.generation import Generation, GenerationRequest, Sampling
+from agentrl.types.message import Message, Role
+from agentrl_scaffolds.tool_calling import ToolCalling
+
+NAME = build_ticket().episode_id
+CUTS = (2, 0, 3)
+
+
+class Counting(FaultyEnvironment):
+    """Writes down every call that it carries out, and in which instance."""
+
+    calls: list[tuple[int, str]] = []
+    instances = 0
+
+    def __init__(self, options: FaultyOptions, task: Any) -> None:
+        super().__init__(options, task)
+        Counting.instances += 1
+        self._number = Counting.instances
+
+    async def step(self, action: Message) -> StepResult:
+        self.calls += [(self._number, call.id) for call in action.tool_calls]
+        return await super().step(action)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_counts() -> None:
+    Counting.calls = []
+    Counting.instances = 0
+
+
+def host(**declared: Any) -> InlineHost:
+    return InlineHost(replace(faulty, create=Counting, **declared), FaultyOptions(), 5.0)
+
+
+async def play(
+    folder: Path, chat: Any, token: int, engine: Any, environments: InlineHost, scaffold: Any = None, **lives: Any
+) -> Episode:
+    writer = JournalWriter(folder, "worker")
+    runner = EpisodeRunner(
+        Player("main", engine, chat, Sampling()),
+        scaffold or ToolCalling(),
+        environments,
+        Verifier(5.0),
+        WorkerJournal(writer, token, lives.get("lives")),
+        LIMITS,
+    )
+    try:
+        return await runner.run(runner.open(build_ticket()), nothing)
+    finally:
+        await writer.close()
+
+
+def columns(episode: Episode) -> list[Any]:
+    found = []
+    for node in episode.nodes:
+        sample = node.sample
+        found.append((node.index, node.parent, node.turn, node.token_ids.tolist()))
+        if sample is not None:
+            found.append((np.asarray(sample.logprobs).tolist(), sample.versions))
+    return found
+
+
+def cut_lives(life: EpisodeLife) -> list[EpisodeLife]:
+    """The life as it would be read had the worker died behind each of its entries."""
+    cut = [build_life(life.entries[:n]) for n in range(1, len(life.entries))]
+    return [one for one in cut if one is not None]
+
+
+def script_engine(chat: Any, cuts: tuple[int, ...] = CUTS) -> AbortingEngine:
+    return AbortingEngine(chat, in_turn(CALL, CALL, ANSWER), list(cuts), moves=False)
+
+
+async def test_an_episode_cut_off_behind_any_entry_ends_as_if_it_never_had_been(chat: Any, tmp_path: Path) -> None:
+    whole = await play(tmp_path / "whole", chat, 1, script_engine(chat), host(is_deterministic=True))
+    recorded = read_journal(tmp_path / "whole").lives[NAME]
+    assert columns(recorded.episode()) == columns(whole)
+    assert len(cut_lives(recorded)) == 13, "lease, opening, two parts, three times reply, intent, result"
+    for number, life in enumerate(cut_lives(recorded)):
+        engine = script_engine(chat, ())
+        resumed = await play(
+            tmp_path / f"cut{number}", chat, 2, _Continuing(engine), host(is_deterministic=True), lives={NAME: life}
+        )
+        assert columns(resumed) == columns(whole), f"cut behind entry {number}"
+        assert (resumed.reward, resumed.failure) == (1.0, None)
+        assert resumed.turns[0].effects[0].result == whole.turns[0].effects[0].result
+        assert len(engine.delivered) == whole.num_sampled_tokens - life.num_sampled_tokens, (
+            "nothing that was on record again"
+        )
+
+
+class _Continuing:
+    """The scripted engine for a worker that did not see the beginning: where a reply began is in the request."""
+
+    def __init__(self, engine: AbortingEngine) -> None:
+        self._engine = engine
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        whole = self._engine._chat.complete(self._engine._script(request.session, request.conversation))
+        ids = request.prompt_ids
+        known = next(n for n in range(len(whole), -1, -1) if n == 0 or np.array_equal(ids[-n:], whole[:n]))
+        self._engine._prompts[(request.session, len(request.conversation))] = len(ids) - known
+        return await self._engine.generate(request)
+
+
+async def test_no_call_runs_twice_in_one_instance_whatever_is_cut(chat: Any, tmp_path: Path) -> None:
+    await play(tmp_path / "whole", chat, 1, script_engine(chat, ()), host(is_deterministic=True))
+    life = read_journal(tmp_path / "whole").lives[NAME]
+    for number, cut in enumerate(cut_lives(life)):
+        await play(
+            tmp_path / f"{number}",
+            chat,
+            2,
+            _Continuing(script_engine(chat, ())),
+            host(is_deterministic=True),
+            lives={NAME: cut},
+        )
+    assert len(set(Counting.calls)) == len(Counting.calls)
+
+
+async def cut_before(chat: Any, folder: Path, kind: type, nth: int = 1, **declared: Any) -> EpisodeLife:
+    """The life of an episode whose worker died before the nth entry of a kind."""
+    await play(folder, chat, 1, script_engine(chat, ()), host(**declared))
+    entries = read_journal(folder).lives[NAME].entries
+    at = [n for n, entry in enumerate(entries) if isinstance(entry, kind)][nth - 1]
+    life = build_life(entries[:at])
+    assert life is not None
+    return life
+
+
+async def test_an_environment_that_declares_nothing_is_lost_with_its_worker(chat: Any, tmp_path: Path) -> None:
+    life = await cut_before(chat, tmp_path / "a", Resulted, 2)
+    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(), lives={NAME: life})
+    assert str(episode.failure).startswith("environment(lost)")
+    assert (episode.reward, Counting.instances) == (None, 1)
+
+
+async def test_an_external_call_of_unknown_outcome_is_never_repeated(chat: Any, tmp_path: Path) -> None:
+    declared = {"is_deterministic": True, "external_tools": frozenset({"query"})}
+    life = await cut_before(chat, tmp_path / "a", Resulted, 2, **declared)
+    Counting.calls.clear()
+    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(**declared), lives={NAME: life})
+    assert str(episode.failure).startswith("environment(outcome_unknown)")
+    assert Counting.calls == []
+
+
+async def test_an_external_call_on_record_is_not_replayed_but_remembered(chat: Any, tmp_path: Path) -> None:
+    declared = {"is_deterministic": True, "external_tools": frozenset({"query"})}
+    await play(tmp_path / "a", chat, 1, script_engine(chat, ()), host(**declared))
+    entries = read_journal(tmp_path / "a").lives[NAME].entries
+    at = next(n for n, entry in enumerate(entries) if isinstance(entry, Resulted))
+    life = build_life(entries[: at + 1])
+    Counting.calls.clear()
+    engine = _Continuing(script_engine(chat, ()))
+    episode = await play(tmp_path / "b", chat, 2, engine, host(**declared), lives={NAME: life})
+    assert (episode.failure, episode.reward) == (None, 1.0)
+    assert [name for _, name in Counting.calls] == [f"{NAME}/1.0"], "only the second call ran"
+
+
+async def test_a_deterministic_environment_that_answers_otherwise_is_found_out(chat: Any, tmp_path: Path) -> None:
+    class Moody(Counting):
+        async def step(self, action: Message) -> StepResult:
+            result = await super().step(action)
+            moods = tuple(replace(m, content=f"{m.content} in {self._number}") for m in result.messages)
+            return replace(result, messages=moods)
+
+    moody = InlineHost(replace(faulty, create=Moody, is_deterministic=True), FaultyOptions(), 5.0)
+    await play(tmp_path / "a", chat, 1, script_engine(chat, ()), moody)
+    entries = read_journal(tmp_path / "a").lives[NAME].entries
+    life = build_life(entries[:-2])
+    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), moody, lives={NAME: life})
+    assert str(episode.failure).startswith("environment(nondeterministic)")
+
+
+async def test_a_scaffold_that_asks_otherwise_when_run_again_is_named(chat: Any, tmp_path: Path) -> None:
+    class Fickle:
+        async def run(self, context: Any) -> None:
+            opening = await context.start()
+            mood = Message(Role.SYSTEM, f"mood {random.SystemRandom().random()}")
+            reply = await context.generate((mood, *opening.messages), opening.tools)
+            while not (result := await context.step(reply)).is_done:
+                reply = await context.generate(result.messages, opening.tools)
+
+    environments = host(is_deterministic=True)
+    await play(tmp_path / "a", chat, 1, script_engine(chat, ()), environments, Fickle())
+    life = build_life(read_journal(tmp_path / "a").lives[NAME].entries[:-3])
+    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), environments, Fickle(), lives={NAME: life})
+    assert str(episode.failure).startswith("scaffold(nondeterministic): run again, the scaffold differs")
+    assert "the prompt of turn 0" in str(episode.failure)
+
+
+async def test_a_parked_episode_keeps_the_part_of_its_reply(chat: Any, tmp_path: Path) -> None:
+    class Parks(AbortingEngine):
+        """Cuts the second reply behind four tokens, as the worker is told to stop."""
+
+        async def generate(self, request: GenerationRequest) -> Generation:
+            if len(request.conversation) > 1:
+                self._cuts = [4]
+                journal.park()
+            return await super().generate(request)
+
+    writer = JournalWriter(tmp_path / "a", "worker")
+    journal = WorkerJournal(writer, 1)
+    player = Player("main", Parks(chat, in_turn(CALL, CALL, ANSWER), [], moves=False), chat, Sampling())
+    environments = host(is_deterministic=True)
+    runner = EpisodeRunner(player, ToolCalling(), environments, Verifier(5.0), journal, LIMITS)
+    with pytest.raises(EpisodeParked):
+        await runner.run(runner.open(build_ticket()), nothing)
+    await writer.close()
+    life = read_journal(tmp_path / "a").lives[NAME]
+    assert (len(life.turns), [len(p.generation.token_ids) for p in life.parts], life.ended) == (1, [4], None)
+    resumed = await play(
+        tmp_path / "b", chat, 2, _Continuing(script_engine(chat, ())), environments, lives={NAME: life}
+    )
+    assert (resumed.reward, len(resumed.turns)) == (1.0, 3)
+    assert resumed.turns[1].aborts == 1
