@@ -12,10 +12,11 @@ from agentrl.algorithms.ratios import safe_exp
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """Loss of each token, and where its gradient was cut off or its weight clipped."""
+    """Loss of each token, and where its gradient was cut off or its weight clipped, by the ratio of the loss."""
 
     loss_S: torch.Tensor
     clipped_S: torch.Tensor
+    ratio_S: torch.Tensor
 
 
 def ppo_clip(
@@ -25,7 +26,7 @@ def ppo_clip(
     ratio_S = safe_exp(logprobs_S - proximal_S)
     plain_S = -advantages_S * ratio_S
     clipped_S = -advantages_S * ratio_S.clamp(1 - config.clip_low, 1 + config.clip_high)
-    return TokenLoss(torch.maximum(plain_S, clipped_S), clipped_S > plain_S)
+    return TokenLoss(torch.maximum(plain_S, clipped_S), clipped_S > plain_S, ratio_S.detach())
 
 
 def cispo(
@@ -35,7 +36,7 @@ def cispo(
     ratio_S = safe_exp(logprobs_S - behaviour_S).detach()
     low, high = max(1 - config.clip_low, 0.0), 1 + config.clip_high
     weight_S = ratio_S.clamp(low, high)
-    return TokenLoss(-weight_S * advantages_S * logprobs_S, weight_S != ratio_S)
+    return TokenLoss(-weight_S * advantages_S * logprobs_S, weight_S != ratio_S, ratio_S)
 
 
 def dppo(
@@ -52,8 +53,9 @@ def dppo(
         (advantages_S < 0) & (moved_S < -config.threshold)
     )
     kept_S = (~is_out_S).float()
-    loss_S = -kept_S * advantages_S * safe_exp(log_ratio_S) + config.kl_weight * log_ratio_S.square()
-    return TokenLoss(loss_S, is_out_S)
+    ratio_S = safe_exp(log_ratio_S)
+    loss_S = -kept_S * advantages_S * ratio_S + config.kl_weight * log_ratio_S.square()
+    return TokenLoss(loss_S, is_out_S, ratio_S.detach())
 
 
 def token_loss(

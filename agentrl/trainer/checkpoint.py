@@ -74,7 +74,8 @@ def save_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) 
             try:
                 torch.save(state, folder / _OPTIMIZER.format(number))
             except (OSError, RuntimeError) as error:
-                raise StorageError(f"optimizer state cannot be written to {folder}: {error}") from error
+                message = f"optimizer state cannot be written to {folder}: {error}; free space, then resume the run"
+                raise StorageError(message) from error
 
 
 def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) -> None:

@@ -16,6 +16,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError, TrainerError
+from agentrl.types.explanation import StepExplanation
 from agentrl.types.version import PolicyVersion
 
 T = TypeVar("T")
@@ -76,6 +77,11 @@ class TrainerHandle:
         """One optimizer step. Raises TrainerError."""
         return await self._call("step", batch, result=StepReport, deadline_s=self._config.deadlines.step_s)
 
+    async def explain_step(self, batch: TrainBatch) -> StepExplanation:
+        """One optimizer step of a single rank, and what it made of each token. Raises TrainerError."""
+        deadline_s = self._config.deadlines.step_s
+        return await self._call("explain_step", batch, result=StepExplanation, deadline_s=deadline_s)
+
     async def supervised_step(self, sequences: list[TokenSequence], lr_scale: float) -> float:
         """One step of maximum likelihood. Raises TrainerError."""
         return await self._call(
@@ -98,6 +104,10 @@ class TrainerHandle:
     async def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote. Raises TrainerError or StorageError."""
         await self._call("restore", str(folder), result=type(None), deadline_s=self._config.deadlines.step_s)
+
+    async def rebase(self, version: PolicyVersion) -> None:
+        """Call the present weights a version of a later epoch. Raises TrainerError."""
+        await self._call("rebase", version, result=type(None), deadline_s=self._config.deadlines.step_s)
 
     async def close(self) -> None:
         """End the ranks; safe to call twice."""

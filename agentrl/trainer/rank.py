@@ -13,19 +13,22 @@ import torch
 import torch.distributed as dist
 
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.process.crash_points import crash_point
 from agentrl.process.parent import die_with_parent
 from agentrl.process.server import serve
 from agentrl.trainer.adapter import stage_adapter
 from agentrl.trainer.canary import compute_canary
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.explanation import LossTrace
 from agentrl.trainer.gap import no_replay_gap
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.optimizer import OptimizerSet
-from agentrl.trainer.selection import select_sequences
+from agentrl.trainer.selection import batch_advantages, places_in_loss, select_sequences
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.trainer.step import run_step, run_supervised
 from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
+from agentrl.types.explanation import StepExplanation
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
 
@@ -83,6 +86,19 @@ class TrainerRank:
 
         Repeating the call for a batch that is part of the weights already is refused.
         """
+        return self._step(batch, None)
+
+    def explain_step(self, batch: TrainBatch) -> StepExplanation:
+        """The same step, and what the loss made of each token. Only of one rank, which sees them all."""
+        if self._spec.num_ranks > 1:
+            raise ValueError(f"a step is explained by one rank, this trainer has {self._spec.num_ranks}")
+        trace = LossTrace()
+        report = self._step(batch, trace)
+        advantages = batch_advantages(batch, self._algorithm)
+        places = places_in_loss(batch, advantages, self._algorithm)
+        return StepExplanation(report, tuple(advantages), trace.by_trajectory(batch, places))
+
+    def _step(self, batch: TrainBatch, trace: LossTrace | None) -> StepReport:
         if batch.version != self._version:
             raise ValueError(f"the batch is for version {batch.version}, the trainer is at {self._version}")
         started = time.monotonic()
@@ -94,13 +110,21 @@ class TrainerRank:
             if self._reports_gap:
                 metrics = no_replay_gap(self._policy, sequences, self._config, temperature)
             metrics |= run_step(
-                self._policy, self._optimizer, sequences, self._algorithm, self._config, temperature, self._is_unproven
+                self._policy,
+                self._optimizer,
+                sequences,
+                self._algorithm,
+                self._config,
+                temperature,
+                self._is_unproven,
+                trace,
             )
             self._is_unproven = metrics["trainer/fresh_tokens"] == 0
         seconds = time.monotonic() - started
         metrics["time/train_step_s"] = seconds
         metrics["trainer/tokens_per_s"] = sum(len(s.token_ids) for s in sequences) / seconds
         self._version = self._version.next()
+        crash_point("trainer.stepped")
         return StepReport(self._version, metrics)
 
     @property
@@ -125,13 +149,21 @@ class TrainerRank:
             manifest = stage_adapter(*what, self._config.lora, Path(folder))
         else:
             manifest = stage_weights(*what, Path(folder))
+        crash_point("trainer.staged")
         return dataclasses.replace(manifest, canary=compute_canary(self._policy, self._canary_ids, self._config.device))
+
+    def rebase(self, version: PolicyVersion) -> None:
+        """Call the present weights a version of a later epoch. Raises ValueError if the step differs."""
+        if version.step != self._version.step:
+            raise ValueError(f"the trainer is at {self._version}, which cannot be called {version}")
+        self._version = version
 
     def save(self, folder: str) -> None:
         """Write weights, merged with their adapters if there are any, and all that training goes on from."""
         path = Path(folder)
         what = self._policy, Path(self._spec.model), self._spec.policy, self._version
         stage_weights(*what, path)
+        crash_point("trainer.saved")
         if self._config.lora is not None:
             stage_adapter(*what, self._config.lora, path / ADAPTER_FOLDER)
         save_checkpoint(self._policy, self._optimizer, path)

@@ -76,7 +76,7 @@ def check_replayable(network: PreTrainedModel, num_replays: int, layout: PackedL
     """Refuse a record that the model's routers cannot follow, instead of training on other experts.
 
     Raises:
-        TrainerError: the model has no router that is known here, or another number of layers.
+        TrainerError: the model has no router that is known here, or fewer layers or experts than the record.
     """
     if layout.experts_TK is None:
         return
@@ -88,3 +88,7 @@ def check_replayable(network: PreTrainedModel, num_replays: int, layout: PackedL
     num_layers = len(network.base_model.layers)
     if len(layout.experts_TK) != num_layers:
         raise TrainerError(f"experts are recorded for {len(layout.experts_TK)} layers; the model has {num_layers}")
+    num_experts = network.config.num_experts
+    largest = int(torch.stack([experts_TK.max() for experts_TK in layout.experts_TK]).max())
+    if largest >= num_experts:
+        raise TrainerError(f"expert {largest} is recorded; the model has {num_experts} in each layer")

@@ -21,19 +21,30 @@ def select_sequences(batch: TrainBatch, config: AlgorithmConfig) -> list[TokenSe
     out, and so are those of advantage 0 where the loss vanishes with it; both still count in baselines
     and denominators.
     """
+    advantages = batch_advantages(batch, config)
+    scales = token_scales(batch, config.aggregation, config.constant_tokens)
+    return [
+        _sequence(batch.episodes[number].trajectories[branch], scales[number][branch], advantages[number])
+        for number, branch in places_in_loss(batch, advantages, config)
+    ]
+
+
+def places_in_loss(batch: TrainBatch, advantages: list[float], config: AlgorithmConfig) -> list[tuple[int, int]]:
+    """Index of the episode, and of the trajectory in it, of every selected sequence, in order."""
+    skips_zero = vanishes_without_advantage(config.loss)
+    return [
+        (number, branch)
+        for number, (episode, advantage) in enumerate(zip(batch.episodes, advantages, strict=True))
+        for branch, trained in enumerate(episode.trajectories)
+        if trained.loss_mask.any() and not (advantage == 0.0 and skips_zero)
+    ]
+
+
+def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> list[float]:
+    """Advantage of each episode of the batch."""
     rewards = torch.tensor([e.reward for e in batch.episodes])
     groups = torch.tensor([e.group for e in batch.episodes])
-    advantages = group_advantages(rewards, groups, config.advantage).tolist()
-    scales = token_scales(batch, config.aggregation, config.constant_tokens)
-    skips_zero = vanishes_without_advantage(config.loss)
-    sequences = []
-    for episode, advantage, episode_scales in zip(batch.episodes, advantages, scales, strict=True):
-        if advantage == 0.0 and skips_zero:
-            continue
-        for trained, scale in zip(episode.trajectories, episode_scales, strict=True):
-            if trained.loss_mask.any():
-                sequences.append(_sequence(trained, scale, advantage))
-    return sequences
+    return group_advantages(rewards, groups, config.advantage).tolist()
 
 
 def _sequence(trained: TrainTrajectory, scale: np.ndarray, advantage: float) -> TokenSequence:

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.correction import correction_weights
-from agentrl.algorithms.losses import is_corrected_by_loss, token_loss
+from agentrl.algorithms.outcome import TokenOutcome, token_outcome
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.explanation import LossTrace
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.packing import MicroBatch, deal, pack
@@ -50,11 +50,12 @@ def run_step(
     config: TrainerConfig,
     temperature: float,
     is_gate: bool,
+    trace: LossTrace | None = None,
 ) -> dict[str, float]:
     """Update the policy once; every rank calls it with the same sequences.
 
     A gate step, the first with tokens that these very weights sampled, compares trainer and engine before it
-    changes anything.
+    changes anything. A trace is told of every token.
 
     Returns:
         Metrics named ``trainer/quantity_unit``, equal on all ranks.
@@ -67,7 +68,12 @@ def run_step(
     for indices in shares[dist.get_rank()]:
         batch = pack([sequences[i] for i in indices], config.device)
         logprobs_S = policy(batch, temperature)
-        loss = _batch_loss(logprobs_S, batch, algorithm, sums)
+        outcome = token_outcome(
+            logprobs_S, batch.behaviour_S, batch.advantages_S, batch.turns_S, batch.sequences_S, algorithm
+        )
+        if trace is not None:
+            trace.add(indices, sequences, logprobs_S, outcome)
+        loss = _batch_loss(logprobs_S, outcome, batch, sums)
         (loss * dist.get_world_size()).backward()
     totals = sums.reduced(config.device)
     if is_gate and totals["max_fresh_gap"] > config.max_gap_nats:
@@ -109,15 +115,9 @@ def run_supervised(
     return float(total)
 
 
-def _batch_loss(
-    logprobs_S: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, sums: StepSums
-) -> torch.Tensor:
+def _batch_loss(logprobs_S: torch.Tensor, outcome: TokenOutcome, batch: MicroBatch, sums: StepSums) -> torch.Tensor:
     """Scaled loss of a micro-batch; adds to the sums."""
-    gap_S = logprobs_S.detach() - batch.behaviour_S
-    weights_S = correction_weights(gap_S, batch.turns_S, batch.sequences_S, algorithm.correction)
-    if is_corrected_by_loss(algorithm.loss):
-        weights_S = (weights_S > 0).float()
-    losses = token_loss(logprobs_S, batch.behaviour_S, batch.advantages_S, algorithm.loss)
+    gap_S, weights_S, losses = outcome.gap_S, outcome.weights_S, outcome.losses
     loss = (weights_S * losses.loss_S * batch.scales_S).sum()
     fresh_S = batch.staleness_S == 0
     sums.add(

@@ -195,6 +195,8 @@ def test_a_record_of_other_experts_than_the_models_is_refused(moe_model, moe_net
         packed_logprobs(policy, [three])
     with pytest.raises(TrainerError, match="recorded for 4 layers; the model has 2"):
         packed_logprobs(policy, [replace(sequence, routed_experts=np.repeat(sequence.routed_experts, 2, 1))])
+    with pytest.raises(TrainerError, match=r"expert 8 is recorded; the model has 8 in each layer"):
+        packed_logprobs(policy, [replace(sequence, routed_experts=np.full_like(sequence.routed_experts, 8))])
     with pytest.raises(TrainerError, match=r"Qwen3ForCausalLM has no router .*routed_experts=false"):
         packed_logprobs(load_policy(tiny_model, PLAIN), [sequence])
 

@@ -1,0 +1,114 @@
+"""What a rank says of each token, beside what plain transformers says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from trainer_reference import make_batch, mask_tokens, plain_logprobs
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.config import AlgorithmConfig, IcePopConfig, PpoConfig
+from agentrl.trainer.config import OptimizerConfig, TrainerConfig
+from agentrl.trainer.rank import RankSpec, TrainerRank
+from agentrl.types.batch import TrainBatch
+from agentrl.types.explanation import Fate
+from agentrl.types.version import PolicyVersion
+
+# Small micro-batches, so that sequences are computed in another order than that of the batch.
+TRAINER = TrainerConfig(
+    optimizer=OptimizerConfig(kind="sgd", learning_rate=0.01), max_gap_nats=1e9, micro_batch_tokens=24
+)
+CLIPPING = AlgorithmConfig(loss=PpoConfig(proximal="behaviour"), correction=IcePopConfig(low=0.4, high=2.5))
+
+
+def spec_of(model: Path, folder: Path, num_ranks: int = 1) -> RankSpec:
+    return RankSpec(
+        policy="main",
+        model=str(model),
+        version=PolicyVersion(0, 0),
+        rank=0,
+        num_ranks=num_ranks,
+        rendezvous=str(folder / "rendezvous"),
+        temperature=1.0,
+        trainer=TRAINER.model_dump(),
+        algorithm=CLIPPING.model_dump(),
+    )
+
+
+@pytest.fixture
+def rank(tiny_model: Path, tmp_path: Path) -> Iterator[TrainerRank]:
+    rank = TrainerRank(spec_of(tiny_model, tmp_path))
+    rank.load()
+    yield rank
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def batch(network: PreTrainedModel) -> TrainBatch:
+    """Two groups that differ and one that does not, with noise enough to clip and reject, and some stale tokens."""
+    return mask_tokens(make_batch(network, noise=0.6), share=0.2)
+
+
+def test_each_token_has_the_log_probability_of_the_weights_before_the_step(rank, network, batch):
+    explained = rank.explain_step(batch)
+    compared = 0
+    for episode, terms in zip(batch.episodes, explained.terms, strict=True):
+        (trained,), (of_it,) = episode.trajectories, terms
+        if of_it is None:
+            continue
+        selected = np.flatnonzero(trained.loss_mask)
+        with torch.no_grad():
+            expected = plain_logprobs(network, trained.trajectory.token_ids, selected).numpy()
+        assert of_it.logprobs == pytest.approx(expected, abs=1e-5)
+        assert of_it.ratios == pytest.approx(np.exp(expected - trained.trajectory.logprobs[selected]), rel=1e-4)
+        compared += len(selected)
+    assert compared == explained.report.metrics["trainer/computed_tokens"] > 10
+
+
+def test_fates_add_up_to_what_the_step_reports(rank, batch):
+    explained = rank.explain_step(batch)
+    fates = [fate for episode in explained.terms for terms in episode if terms for fate in terms.fates]
+    rejected = fates.count(Fate.REJECTED) / len(fates)
+    assert explained.report.metrics["trainer/rejected_fraction"] == pytest.approx(rejected)
+    assert 0 < rejected < 1
+    assert {Fate.CLIPPED_LOW, Fate.CLIPPED_HIGH, Fate.KEPT} <= set(fates)
+
+
+def test_episodes_without_advantage_are_explained_by_nothing(rank, batch):
+    explained = rank.explain_step(batch)
+    assert explained.advantages[0] == pytest.approx(math.sqrt(2))
+    assert explained.advantages[-2:] == (0.0, 0.0)
+    assert [terms for episode in explained.terms[-2:] for terms in episode] == [None, None]
+    assert None not in [terms for episode in explained.terms[:-2] for terms in episode]
+
+
+def test_the_explained_step_is_the_step(rank, batch, tiny_model, tmp_path):
+    explained = rank.explain_step(batch)
+    weights = rank.stage(PolicyVersion(0, 1), str(tmp_path / "explained")).checksums
+    dist.destroy_process_group()
+    other = TrainerRank(spec_of(tiny_model, tmp_path / "other"))
+    (tmp_path / "other").mkdir()
+    other.load()
+    report = other.step(batch)
+    metrics = {name: value for name, value in report.metrics.items() if not name.endswith("_s")}
+    assert {name: explained.report.metrics[name] for name in metrics} == metrics
+    assert other.stage(PolicyVersion(0, 1), str(tmp_path / "plain")).checksums == weights
+
+
+def test_one_of_several_ranks_explains_nothing(tiny_model, tmp_path, batch):
+    with pytest.raises(ValueError, match="explained by one rank, this trainer has 2"):
+        TrainerRank(spec_of(tiny_model, tmp_path, num_ranks=2)).explain_step(batch)
+
+
+def test_a_batch_of_episodes_without_trajectories_is_explained_too(rank, batch):
+    empty = tuple(dataclasses.replace(episode, trajectories=()) for episode in batch.episodes)
+    explained = rank.explain_step(dataclasses.replace(batch, episodes=empty))
+    assert explained.terms == ((),) * len(empty)
+    assert explained.report.version == PolicyVersion(0, 1)
