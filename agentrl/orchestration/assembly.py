@@ -13,6 +13,7 @@ from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.memory import MemoryBuffer
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator
+from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments, build_runner, task_sampler
 from agentrl.orchestration.recorder import Recorder, RunObserver
@@ -35,6 +36,7 @@ class StartPoint:
     version: PolicyVersion
     frontier: FrontierState = field(default_factory=FrontierState)
     checkpoint: Path | None = None
+    ledger_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class RunParts:
     evaluator: Evaluator | None
     recorder: Recorder
     observer: RunObserver
+    journal: RunJournal
 
     @property
     def services(self) -> list[Service]:
@@ -68,9 +71,9 @@ class RunParts:
 
 @asynccontextmanager
 async def assembled(
-    config: RunConfig, run: RunDirectory, start: StartPoint, observer: RunObserver
+    config: RunConfig, run: RunDirectory, start: StartPoint, observer: RunObserver, journal: RunJournal
 ) -> AsyncIterator[RunParts]:
-    """A run's components, started; ended at the end of the block.
+    """A run's components, started; ended at the end of the block, but for the journal.
 
     Raises:
         AgentRLError: a component could not be started; names it.
@@ -81,7 +84,7 @@ async def assembled(
     try:
         observer.on_start(str(run.path), config.steps)
         observer.on_phase("starting engines and trainer")
-        parts = await _assemble(config, run, start, observer, runtime, recorder, environments)
+        parts = await _assemble(config, run, start, observer, runtime, recorder, environments, journal)
         try:
             yield parts
         finally:
@@ -100,6 +103,7 @@ async def _assemble(
     runtime: LocalRuntime,
     recorder: Recorder,
     environments: EnvironmentHost,
+    journal: RunJournal,
 ) -> RunParts:
     name, policy = next(iter(config.policies.items()))
     # With LoRA engines keep the base weights, and a checkpoint's adapter comes to them as every later one does.
@@ -132,8 +136,10 @@ async def _assemble(
         versions={name: start.version},
         frontier=start.frontier,
         ledger=Ledger(recorder.write_ledger_line),
-        max_groups=_groups_left(config, start),
+        max_groups=_groups_left(config, start, journal),
+        journal=journal.buffer,
     )
+    buffer.restore(journal.recovered)
     return RunParts(
         config=config,
         run=run,
@@ -141,10 +147,11 @@ async def _assemble(
         runtime=runtime,
         policies={name: PolicyParts(trainer.result(), serving)},
         buffer=buffer,
-        runner=build_runner(config, serving.router, chat, environments, buffer),
+        runner=build_runner(config, serving.router, chat, environments, journal.rollouts),
         evaluator=evaluator.result() if evaluator else None,
         recorder=recorder,
         observer=observer,
+        journal=journal,
     )
 
 
@@ -165,8 +172,9 @@ async def start_evaluator(
     return Evaluator(name, engine, transport, runner, sample_task, config.evaluation.concurrency)
 
 
-def _groups_left(config: RunConfig, start: StartPoint) -> int | None:
+def _groups_left(config: RunConfig, start: StartPoint, journal: RunJournal) -> int | None:
     """With staleness 0 nothing is generated that no step will take, so that two runs end alike."""
     if config.buffer.max_staleness > 0 or config.buffer.group_filter != "none":
         return None
-    return (config.steps - start.version.step) * config.buffer.groups_per_step
+    known = len(journal.recovered.groups) + sum(len(step.groups) for step in journal.recovered.redo)
+    return (config.steps - start.version.step) * config.buffer.groups_per_step - known

@@ -14,6 +14,7 @@ from agentrl.config.base import ConfigModel, parse_config
 from agentrl.config.loading import load_table
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineConfig, FleetConfig
+from agentrl.journal.config import JournalConfig
 from agentrl.rollouts.config import RolloutConfig, ScaffoldConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import TrainerConfig
@@ -73,7 +74,7 @@ class CheckpointConfig(ConfigModel):
     """What a run can be resumed from."""
 
     interval_steps: Annotated[int, Field(gt=0)] = 50
-    """Steps between checkpoints; a resumed run repeats the steps since the last."""
+    """Steps between checkpoints; a resumed run redoes the steps since the last, from the journal."""
     keep: Annotated[int, Field(gt=0)] = 2
     """Checkpoints that stay on disk."""
 
@@ -103,6 +104,8 @@ class RunConfig(ConfigModel):
     """When and on what the policy is evaluated."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the run is saved."""
+    journal: JournalConfig = JournalConfig()
+    """What is on record between checkpoints."""
 
     @model_validator(mode="after")
     def _plays_one_policy(self) -> RunConfig:

@@ -1,5 +1,8 @@
 """The loops of a training run: produce episodes, train on them, publish the weights, evaluate.
 
+A step is on record before it is done (what it takes) and before its weights are seen (what it made); a checkpoint
+makes both final. A run that is asked to stop parks its episodes: what they generate is given back and put on record.
+
 None waits for another but through the buffer (episodes there, places back) and through two slots: the
 newest staged weights, which the publishing loop takes, and the queue of versions to be evaluated. A
 publish that takes longer than a step therefore skips versions and delays nobody.
@@ -12,12 +15,13 @@ import time
 from dataclasses import dataclass
 
 from agentrl.orchestration.assembly import RunParts
-from agentrl.orchestration.ending import RunSummary, first_failure, stopping_on_signals
+from agentrl.orchestration.ending import RunSummary, first_failure, stopping_on_signals, unless
 from agentrl.orchestration.evaluation import Evaluation
+from agentrl.orchestration.production import Production
+from agentrl.orchestration.redo import Redo, weights_digest
 from agentrl.orchestration.run_directory import Progress, RunState, RunStatus
-from agentrl.rollouts.session import session_key
+from agentrl.process.crash_points import crash_point
 from agentrl.types.batch import TrainBatch, WeightsManifest
-from agentrl.types.episode import Ticket
 from agentrl.types.errors import StalledError
 from agentrl.types.version import PolicyVersion
 
@@ -48,6 +52,7 @@ class Controller:
         self._orders: asyncio.Queue[_EvaluationOrder | None] = asyncio.Queue()
         self._pinned: set[str] = set()
         self._evaluations: list[Evaluation] = []
+        self._production = Production(parts, lambda: self.version)
 
     async def run(self) -> RunSummary:
         """Train to the last step, or until asked to stop.
@@ -69,13 +74,18 @@ class Controller:
                 error = first_failure(group)
                 self._write_state(RunStatus.FAILED, str(error))
                 raise error from None
-            finally:
-                self._buffer.close()
-        self._write_state(status)
+        self._finish(status)
         return self._summary(status, time.monotonic() - started)
 
+    def _finish(self, status: RunStatus) -> None:
+        """Of a run that is over, every episode reaches the ledger; one that stopped goes on with its own."""
+        if self._production.is_over:
+            self._buffer.close()
+            self._recorder.finish_ledger()
+        self._write_state(status)
+
     def request_stop(self) -> None:
-        """Save a checkpoint after the step in progress and end."""
+        """Save a checkpoint after the step in progress, park the episodes and end."""
         self._stop.set()
 
     def _announce_stop(self) -> None:
@@ -84,9 +94,12 @@ class Controller:
 
     async def _run_loops(self) -> None:
         """Waits for: training and evaluation. Unblocked by: their ends, or the failure of any loop."""
+        redo = Redo(self._parts)
+        await redo.run()
+        self.version, self._staged = redo.version, redo.staged
         async with asyncio.TaskGroup() as loops:
             service = [
-                loops.create_task(self._produce(), name="produce"),
+                loops.create_task(self._production.run(), name="produce"),
                 loops.create_task(self._publish(), name="publish"),
                 loops.create_task(self._parts.runtime.watch(), name="watch"),
                 *(
@@ -97,6 +110,10 @@ class Controller:
             ]
             evaluate = loops.create_task(self._evaluate(), name="evaluate")
             await self._train()
+            if self._stop.is_set():
+                await self._production.park()
+            else:
+                self._production.end()
             for task in service[:2]:
                 task.cancel()
             if self._stop.is_set():
@@ -105,49 +122,23 @@ class Controller:
             for task in service[2:]:
                 task.cancel()
 
-    async def _produce(self) -> None:
-        """Start an episode whenever one is admitted.
-
-        Waits for: the buffer's admission. Unblocked by: places that come back, or cancellation at the
-        end of the run, which ends all episodes in flight.
-        """
-        async with asyncio.TaskGroup() as episodes:
-            while True:
-                ticket = await self._buffer.admit()
-                episodes.create_task(self._play(ticket), name=ticket.episode_id)
-
-    async def _play(self, ticket: Ticket) -> None:
-        """Play one episode and settle it; cut off by the end of the run, it still reaches the ledger."""
-        runner = self._parts.runner
-        record = runner.open(ticket)
-        started = time.monotonic()
-        try:
-            episode = await runner.run(record, lambda: self._buffer.release(ticket))
-        except asyncio.CancelledError:
-            cut_off = record.close(time.monotonic() - started)
-            self._buffer.ledger.dropped(cut_off, "run_ended", self.version.step)
-            raise
-        finally:
-            for agent in record.agents:
-                self._parts.policies[agent.policy].serving.router.end_session(session_key(ticket, agent.name))
-        self._recorder.record_episode(episode)
-        await self._buffer.settle(episode)
-
     async def _train(self) -> None:
         """Take, step, stage; checkpoint and order evaluations when due.
 
         Waits for: a batch. Unblocked by: the buffer, its stall deadline, or a request to stop.
         """
-        self._order_evaluation(None, self._config.evaluation.final_tasks)
+        self._order_evaluation(self._newest(), self._config.evaluation.final_tasks)
         while self.version.step < self._config.steps and not self._stop.is_set():
             waited_from = time.monotonic()
             batches = await self._take()
             if batches is None:
                 break
+            crash_point("batch.taken")
             waited_s = time.monotonic() - waited_from
             for policy, parts in self._parts.policies.items():
                 self._check_has_tokens(batches[policy])
                 report = await parts.trainer.step(batches[policy])
+                crash_point("step.done")
                 self.version = report.version
                 await self._buffer.trained({policy: report.version})
                 await self._stage(policy, report.version)
@@ -161,14 +152,7 @@ class Controller:
     async def _take(self) -> dict | None:
         """The next batches, or None if the run is to stop before they are there."""
         versions = dict.fromkeys(self._parts.policies, self.version)
-        take = asyncio.create_task(self._buffer.take(versions))
-        stop = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({take, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return take.result() if take.done() else None
-        finally:
-            stop.cancel()
-            take.cancel()
+        return await unless(self._buffer.take(versions), self._stop)
 
     def _check_has_tokens(self, batch: TrainBatch) -> None:
         """A batch without a single sampled token would train nothing for ever, without a word."""
@@ -180,8 +164,12 @@ class Controller:
             )
 
     async def _stage(self, policy: str, version: PolicyVersion) -> None:
+        """Stage the new weights; nobody sees them before the step is on record."""
         trainer = self._parts.policies[policy].trainer
         manifest = await trainer.stage(version, self._parts.run.weights(policy, version))
+        crash_point("weights.staged")
+        await self._buffer.journal.stepped({policy: version}, {policy: weights_digest(manifest)})
+        crash_point("step.recorded")
         self._staged[policy] = manifest
         self._has_staged.set()
         interval = self._config.evaluation.interval_steps
@@ -197,7 +185,10 @@ class Controller:
             await self._has_staged.wait()
             self._has_staged.clear()
             for policy, manifest in list(self._staged.items()):
+                self._parts.journal.check()
+                crash_point("publish.begun")
                 receipts = await self._parts.policies[policy].serving.publisher.publish(manifest)
+                crash_point("publish.done")
                 self._recorder.record_publish(list(receipts))
                 await self._buffer.loaded({policy: manifest.version})
                 self._prune(policy)
@@ -227,11 +218,19 @@ class Controller:
         """Save trainer and tasks; without a step since the start there is nothing new to save."""
         if self.version == self._parts.start.version:
             return
+        self._parts.journal.check()
         run = self._parts.run
         folder = run.checkpoint(self.version.step)
         for parts in self._parts.policies.values():
             await parts.trainer.save(folder)
-        run.write_progress(folder, Progress(self.version, self._buffer.frontier()))
+        crash_point("checkpoint.saved")
+        self._parts.journal.check()
+        frontier, ledger_bytes = self._buffer.frontier(), self._recorder.finish_ledger()
+        crash_point("ledger.written")
+        await asyncio.to_thread(run.write_progress, folder, Progress(self.version, frontier, ledger_bytes))
+        crash_point("checkpoint.complete")
+        await self._buffer.journal.checkpointed(self.version.step)
+        self._parts.journal.tidy(run.journal, run.path / "episodes", self._config.journal.keep_bytes)
         run.prune_checkpoints(self._config.checkpoint.keep)
         self._write_state(RunStatus.RUNNING)
 
@@ -244,7 +243,9 @@ class Controller:
         self._parts.run.prune_weights(policy, keep, self._pinned | newest)
 
     def _write_state(self, status: RunStatus, message: str = "") -> None:
-        self._parts.run.write_state(RunState(status, self.version, message))
+        """Say how the run stands, unless another process has it by now."""
+        if self._parts.journal.is_held:
+            self._parts.run.write_state(RunState(status, self.version, message))
 
     def _summary(self, status: RunStatus, seconds: float) -> RunSummary:
         return RunSummary(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.run_directory import RunStatus
 from agentrl.types.version import PolicyVersion
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,20 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+async def unless(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """The result of some work, or None if `stop` is set before it is there; the work is cancelled then.
+
+    Waits for: either. Unblocked by: either, or cancellation.
+    """
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        stopping.cancel()
+        working.cancel()
 
 
 def first_failure(group: BaseExceptionGroup) -> BaseException:

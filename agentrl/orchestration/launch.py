@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.journal.claim import Claim
+from agentrl.journal.rewriting import finish_rewriting
 from agentrl.orchestration.assembly import StartPoint, assembled, start_evaluator
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.ending import RunSummary, first_failure
 from agentrl.orchestration.evaluation import Evaluation
+from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments
 from agentrl.orchestration.recorder import RunObserver
@@ -30,13 +34,16 @@ async def start_run(config: RunConfig, observer: RunObserver) -> RunSummary:
                 f"policies.{name}.model: no model at {policy.model} (config.json is missing); make one with "
                 "`agentrl warmstart`, or give a folder made by save_pretrained"
             )
-    return await _run(config, RunDirectory.create(config), StartPoint(_FIRST), observer)
+    return await _run(config, RunDirectory.create(config), observer)
 
 
-async def resume_run(path: Path, observer: RunObserver) -> RunSummary:
-    """Go on from the latest checkpoint, or from the start if there is none.
+async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = False) -> RunSummary:
+    """Go on where a run stopped or died.
 
-    The epoch rises: tokens that were sampled after the checkpoint never pass for tokens of the new weights.
+    Trainer and ledger go on from the latest checkpoint, or from the start if there is none; steps behind it are
+    redone from the journal, episodes in flight go on from their last token. Without a journal both are lost and the
+    epoch rises: tokens that were sampled after the checkpoint never pass for tokens of the new weights. With
+    `is_salvaged` damaged or missing parts of the journal are passed over; what they held is lost and counted.
 
     Raises:
         ConfigError: no run there, or nothing left to do.
@@ -46,13 +53,18 @@ async def resume_run(path: Path, observer: RunObserver) -> RunSummary:
     config, state = run.config(), run.state()
     if state is not None and state.status is RunStatus.FINISHED:
         raise ConfigError(f"{path} is finished at version {state.version}; nothing is left to resume")
-    epoch = state.version.epoch + 1 if state is not None else 0
-    checkpoint = run.latest_checkpoint()
+    return await _run(config, run, observer, is_salvaged)
+
+
+def _start_point(config: RunConfig, run: RunDirectory) -> StartPoint:
+    checkpoint, state = run.latest_checkpoint(), run.state()
+    version = checkpoint[1].version if checkpoint else _FIRST
+    if config.journal.kind == "none" and state is not None:
+        version = PolicyVersion(state.version.epoch + 1, version.step)
     if checkpoint is None:
-        return await _run(config, run, StartPoint(PolicyVersion(epoch, 0)), observer)
+        return StartPoint(version)
     folder, progress = checkpoint
-    start = StartPoint(PolicyVersion(epoch, progress.version.step), progress.frontier, folder)
-    return await _run(config, run, start, observer)
+    return StartPoint(version, progress.frontier, folder, progress.ledger_bytes)
 
 
 async def evaluate_model(
@@ -71,17 +83,35 @@ async def evaluate_model(
             await environments.close()
 
 
-async def _run(config: RunConfig, run: RunDirectory, start: StartPoint, observer: RunObserver) -> RunSummary:
+async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_salvaged: bool = False) -> RunSummary:
+    start, journal = await asyncio.to_thread(_begin, config, run, is_salvaged)
     try:
-        async with assembled(config, run, start, observer) as parts:
+        async with assembled(config, run, start, observer, journal) as parts:
             return await Controller(parts).run()
     except BaseExceptionGroup as group:
         error = first_failure(group)
-        _note_failure(run, start.version, error)
+        if journal.is_held:
+            _note_failure(run, start.version, error)
         raise error from None
     except AgentRLError as error:
-        _note_failure(run, start.version, error)
+        if journal.is_held:
+            _note_failure(run, start.version, error)
         raise
+    finally:
+        await journal.close()
+
+
+def _begin(config: RunConfig, run: RunDirectory, is_salvaged: bool) -> tuple[StartPoint, RunJournal]:
+    """Where the run goes on from. It is claimed first: another process may be at work on it until then."""
+    if config.journal.kind == "none":
+        start = _start_point(config, run)
+        run.cut_ledger(start.ledger_bytes)
+        return start, RunJournal.none()
+    finish_rewriting(run.journal)
+    claim = Claim.take(run.journal)
+    start = _start_point(config, run)
+    in_ledger = run.cut_ledger(start.ledger_bytes)
+    return start, RunJournal.open(claim, config, start.version, in_ledger, is_salvaged)
 
 
 def _note_failure(run: RunDirectory, version: PolicyVersion, error: BaseException) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig
+from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.config import PolicyConfig, RunConfig
-from agentrl.orchestration.engines import EngineLaunch, EngineProcess, attach_engines, wait_for_answer
+from agentrl.orchestration.engines import EngineProcess, attach_engines, wait_for_answer
 from agentrl.protocols import Engine
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.types.errors import ConfigError, EngineError
@@ -36,13 +37,22 @@ class LocalRuntime:
             clients = await attach_engines(policy, config.engine, config.client, config.publish, version)
             self._attached |= {client.name: (policy, client) for client in clients}
             return list(clients)
-        names = [f"engine-{policy}-{number}" for number in range(config.engine.count)]
-        return list(await asyncio.gather(*(self._launch(policy, name, model, version) for name in names)))
+        starts = (
+            self._launch(policy, f"engine-{policy}-{number}", model, version, number)
+            for number in range(config.engine.count)
+        )
+        return list(await asyncio.gather(*starts))
 
     async def start_evaluation_engine(self, policy: str, model: Path, version: PolicyVersion) -> Engine:
         """An engine apart from the rollouts', whose weights evaluation alone decides."""
         name = f"engine-{policy}-evaluation"
-        engine = await self._launch(policy, name, model, version)
+        config = self._policy(policy).engine
+        if isinstance(config, AttachedEngineConfig):
+            raise ConfigError(
+                "evaluation needs an engine of its own, which an attached engine cannot be; "
+                "set evaluation.interval_steps=0 and evaluation.final_tasks=0"
+            )
+        engine = await self._launch(policy, name, model, version, config.count)
         self._watches.append(asyncio.create_task(self._report_end(name), name=f"watch-{name}"))
         return engine
 
@@ -107,14 +117,10 @@ class LocalRuntime:
         if not self._irreplaceable_ended.done():
             self._irreplaceable_ended.set_exception(EngineError(f"{reason}\nResume the run to start it again"))
 
-    async def _launch(self, policy: str, name: str, model: Path, version: PolicyVersion) -> Engine:
-        config = self._policy(policy)
-        if isinstance(config.engine, AttachedEngineConfig):
-            raise ConfigError(
-                "evaluation needs an engine of its own, which an attached engine cannot be; "
-                "set evaluation.interval_steps=0 and evaluation.final_tasks=0"
-            )
-        launch = EngineLaunch(policy, name, model, version, config.engine, self._config.is_deterministic, self._logs)
+    async def _launch(self, policy: str, name: str, model: Path, version: PolicyVersion, number: int) -> Engine:
+        config = self._policy(policy).engine
+        assert not isinstance(config, AttachedEngineConfig)
+        launch = EngineLaunch(policy, name, model, version, config, self._config.is_deterministic, self._logs, number)
         self._launches[name] = launch
         return await self._start(launch)
 

@@ -11,9 +11,10 @@ from agentrl import registry
 from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_host
 from agentrl.orchestration.config import RunConfig
-from agentrl.protocols import Engine, EnvironmentHost, Scaffold, TurnJournal
+from agentrl.protocols import Engine, EnvironmentHost, Scaffold
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.config import ScaffoldConfig
+from agentrl.rollouts.journal import EpisodeJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.errors import ConfigError
@@ -35,7 +36,7 @@ def build_environments(config: RunConfig, logs: Path) -> EnvironmentHost:
 
 
 def build_runner(
-    config: RunConfig, engine: Any, chat: ChatFormat, environments: EnvironmentHost, journal: TurnJournal
+    config: RunConfig, engine: Any, chat: ChatFormat, environments: EnvironmentHost, journal: EpisodeJournal
 ) -> EpisodeRunner:
     """A runner of the run's environment and scaffold over an engine or a router of engines."""
     policy = next(iter(config.policies))

@@ -14,8 +14,8 @@ from agentrl.buffer.memory import MemoryBuffer
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.telemetry.curve import draw_curve
-from agentrl.telemetry.sinks import JsonLines, JsonlSink, SinkSet, TensorBoardSink
-from agentrl.types.batch import Receipt, StepReport, TrainBatch
+from agentrl.telemetry.sinks import JsonLines, JsonlSink, SinkSet, TensorBoardSink, read_json_lines
+from agentrl.types.batch import Receipt, StepReport, TrainBatch, TrainTrajectory
 from agentrl.types.episode import Episode
 
 
@@ -58,13 +58,15 @@ class SilentObserver:
 class Recorder:
     """Collects between steps and writes one line a step.
 
-    Every dispatched episode reaches the ledger; one group a step is kept whole, for people to read.
+    Every dispatched episode reaches the ledger, with the checkpoint that makes its end final; one group a step is
+    kept whole, for people to read.
     """
 
     def __init__(self, run: RunDirectory, title: str, observer: RunObserver) -> None:
         self._run, self._title, self._observer = run, title, observer
         self._sinks = SinkSet([JsonlSink(run.metrics), TensorBoardSink(run.path / "tensorboard")])
-        self._ledger = JsonLines(run.path / "ledger.jsonl")
+        self._ledger = JsonLines(run.ledger)
+        self._pending_lines: list[LedgerLine] = []
         self._train_episodes = JsonLines(run.path / "episodes" / "train.jsonl")
         self._heldout_episodes = JsonLines(run.path / "episodes" / "heldout.jsonl")
         self._failed_episodes = JsonLines(run.path / "episodes" / "failed.jsonl")
@@ -74,8 +76,15 @@ class Recorder:
         self.max_staleness = 0
 
     def write_ledger_line(self, line: LedgerLine) -> None:
-        """Append the end of an episode."""
-        self._ledger.append(codec.to_json(line).decode())
+        """Take the end of an episode, which is final with the next checkpoint."""
+        self._pending_lines.append(line)
+
+    def finish_ledger(self) -> int:
+        """Write the ends that a checkpoint makes final; returns the ledger's size in bytes. Raises StorageError."""
+        for line in self._pending_lines:
+            self._ledger.append(codec.to_json(line).decode())
+        self._pending_lines.clear()
+        return self._ledger.sync()
 
     def record_episode(self, episode: Episode) -> None:
         """Count an episode that is over."""
@@ -115,6 +124,10 @@ class Recorder:
         self._observer.on_step(report.version.step, metrics)
         self._counts.clear()
         self._kept_group = None
+
+    def last_step(self) -> int:
+        """The newest step that has metrics; 0 without one. Reads the whole file."""
+        return max((row["step"] for row in read_json_lines(self._run.metrics)), default=0)
 
     async def record_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation and draw the curve anew."""
@@ -166,6 +179,12 @@ def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
         "buffer/staleness_mean_steps": sum(float(t.staleness[t.trajectory.sampled].sum()) for t in views)
         / max(sampled, 1),
         "buffer/masked_fraction": 1 - batch.num_trained_tokens / max(sampled, 1),
+        "buffer/orphaned_fraction": sum(_num_orphans(t, batch.version.epoch) for t in views) / max(sampled, 1),
         "batch/reward_mean": sum(rewards) / len(rewards),
         "batch/trained_tokens": float(batch.num_trained_tokens),
     }
+
+
+def _num_orphans(view: TrainTrajectory, epoch: int) -> int:
+    """Tokens of weights that a crash took and that did not come back: they train, corrected like stale ones."""
+    return sum(span.end - span.start for span in view.trajectory.versions if span.version.epoch < epoch)

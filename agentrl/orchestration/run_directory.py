@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 from agentrl import codec
 from agentrl.buffer.frontier import FrontierState
 from agentrl.config.base import parse_config
+from agentrl.journal.disk import sync_path
 from agentrl.orchestration.config import RunConfig
 from agentrl.telemetry.sinks import read_json_lines
 from agentrl.types.episode import Episode
@@ -40,11 +42,11 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a checkpoint says beside the trainer's files."""
+    """What a checkpoint says beside the trainer's files: the tasks that are done, and how far the ledger is final."""
 
     version: PolicyVersion
     frontier: FrontierState
-    metrics: dict[str, float] = field(default_factory=dict)
+    ledger_bytes: int = 0
 
 
 class RunDirectory:
@@ -56,8 +58,9 @@ class RunDirectory:
         state.json               status and newest version
         metrics.jsonl            one line a step; the same in tensorboard/
         curve.png                the learning curve
-        ledger.jsonl             one line for every dispatched episode
-        episodes/                sample episodes, whole; `agentrl show` reads them
+        ledger.jsonl             one line for every episode whose end is final, up to the newest checkpoint
+        journal/                 every turn as it was played; what `agentrl resume` goes on with
+        episodes/                sample episodes, whole; `agentrl show` reads them. Consumed ones are in Parquet files
         weights/POLICY/VERSION/  staged weights of the newest versions
         checkpoints/STEP/        what `agentrl resume` goes on from
         logs/                    output of engines, trainer ranks and environment workers
@@ -101,6 +104,24 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def journal(self) -> Path:
+        """Folder of the journal's segments."""
+        return self.path / "journal"
+
+    @property
+    def ledger(self) -> Path:
+        """File with one line for every episode whose end is final."""
+        return self.path / "ledger.jsonl"
+
+    def cut_ledger(self, num_bytes: int) -> set[str]:
+        """Take back what the ledger says behind a checkpoint; returns the names of the episodes that stay on it."""
+        if not self.ledger.is_file():
+            return set()
+        with self.ledger.open("rb+") as file:
+            file.truncate(num_bytes)
+        return {row["episode_id"] for row in read_json_lines(self.ledger)}
+
+    @property
     def metrics(self) -> Path:
         """File with one line of metrics a step."""
         return self.path / "metrics.jsonl"
@@ -132,16 +153,28 @@ class RunDirectory:
         self._write("state.json", codec.to_json(state).decode())
 
     def write_progress(self, folder: Path, progress: Progress) -> None:
-        """Complete a checkpoint: without this file it does not count. Raises StorageError."""
+        """Complete a checkpoint: without this file it does not count. Raises StorageError.
+
+        Blocks until all of it outlives a loss of power.
+        """
+        try:
+            for path in [*folder.rglob("*"), folder]:
+                sync_path(path)
+            sync_path(folder.parent)
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be synced: {error}; free space, then resume the run") from error
         self._write(str((folder / "progress.json").relative_to(self.path)), codec.to_json(progress).decode())
 
     def latest_checkpoint(self) -> tuple[Path, Progress] | None:
         """The newest complete checkpoint."""
+        return next(self.checkpoints(), None)
+
+    def checkpoints(self) -> Iterator[tuple[Path, Progress]]:
+        """All complete checkpoints, the newest first."""
         for folder in sorted((self.path / "checkpoints").glob("[0-9]*"), reverse=True):
             progress = self._read(str((folder / "progress.json").relative_to(self.path)), Progress)
             if progress is not None:
-                return folder, progress
-        return None
+                yield folder, progress
 
     def prune_checkpoints(self, keep: int) -> None:
         """Delete all but the newest complete checkpoints."""
@@ -164,7 +197,7 @@ class RunDirectory:
         policy, config = next(iter(self.config().policies.items()))
         checkpoint = self.latest_checkpoint()
         staged = [p for p in (self.path / "weights" / policy).glob("*.*") if not p.name.endswith(".staging")]
-        if staged:
+        if staged and config.trainer.lora is None:  # with LoRA an adapter is staged, a checkpoint holds it merged
             return max(staged, key=lambda path: PolicyVersion.parse(path.name))
         return checkpoint[0] if checkpoint else config.model
 
@@ -182,7 +215,9 @@ class RunDirectory:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(path.suffix + ".new")
             temporary.write_text(text + "\n")
+            sync_path(temporary)
             temporary.replace(path)
+            sync_path(path.parent)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}; free space, then resume the run") from error
 

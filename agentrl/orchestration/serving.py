@@ -56,17 +56,17 @@ def build_serving(
 def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:
     """The transport that a policy's configuration asks for."""
     config, load_s = policy.publish.transport, policy.client.load_s
-    flushes = policy.publish.pause_mode != "in_place"
+    in_place = policy.publish.pause_mode == "in_place"
     match config:
         case BroadcastTransportConfig():
-            return BroadcastTransport(config, load_s, flushes, logs)
+            return BroadcastTransport(config, load_s, in_place, logs)
         case TensorTransportConfig():
-            return TensorTransport(config, load_s, flushes, logs)
+            return TensorTransport(config, load_s, in_place, logs)
         case DeltaTransportConfig():
-            return DeltaTransport(config, load_s, logs)
+            return DeltaTransport(config, load_s, in_place, logs)
         case AdapterTransportConfig():
             return AdapterTransport()
-    return DiskTransport()
+    return DiskTransport(in_place)
 
 
 def evaluation_transport(policy: PolicyConfig) -> WeightTransport:

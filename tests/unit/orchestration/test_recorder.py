@@ -130,6 +130,8 @@ async def test_the_ledger_has_a_line_for_every_episode(run, recorder):
     await buffer.take({"main": V0})
     await buffer.trained({"main": V0.next()})
     buffer.close()
+    assert not rows(run.path / "ledger.jsonl"), "nothing is final before a checkpoint"
+    assert recorder.finish_ledger() == (run.path / "ledger.jsonl").stat().st_size
     lines = rows(run.path / "ledger.jsonl")
     assert [(line["episode_id"], line["outcome"], line["reason"]) for line in lines] == [
         ("train-000000-0", "trained", ""),

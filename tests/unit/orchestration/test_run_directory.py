@@ -36,7 +36,7 @@ def checkpoint(run: RunDirectory, step: int, complete: bool = True) -> Path:
     folder.mkdir(parents=True)
     (folder / "weights").write_text("")
     if complete:
-        run.write_progress(folder, Progress(PolicyVersion(0, step), FrontierState(step, (step + 2,)), {"x": 1.0}))
+        run.write_progress(folder, Progress(PolicyVersion(0, step), FrontierState(step, (step + 2,)), 17))
     return folder
 
 
@@ -96,7 +96,7 @@ def test_the_latest_checkpoint_is_the_newest_complete_one(run):
     checkpoint(run, 12, complete=False)
     path, progress = run.latest_checkpoint()
     assert path == folder
-    assert progress == Progress(PolicyVersion(0, 10), FrontierState(10, (12,)), {"x": 1.0})
+    assert progress == Progress(PolicyVersion(0, 10), FrontierState(10, (12,)), 17)
 
 
 def test_pruning_keeps_the_newest_complete_checkpoints(run):
@@ -120,6 +120,17 @@ def test_the_newest_model_is_staged_or_saved_or_the_first(run, tmp_path):
     assert run.newest_model() == folder
     staged(run, PolicyVersion(0, 9), PolicyVersion(0, 10))
     assert run.newest_model() == run.weights("main", PolicyVersion(0, 10))
+
+
+def test_adapters_that_are_staged_are_no_model(run, tmp_path):
+    staged(run, PolicyVersion(0, 9))
+    folder = checkpoint(run, 4)
+    file = run.path / "config.json"
+    table = json.loads(file.read_text())
+    table["policies"]["main"]["trainer"]["lora"] = {"rank": 4}
+    table["policies"]["main"]["publish"]["transport"] = {"kind": "adapter"}
+    file.write_text(json.dumps(table))
+    assert run.newest_model() == folder
 
 
 def test_the_last_metric_is_the_newest_that_has_the_name(run):

@@ -1,0 +1,180 @@
+"""A run's journals: who may write them, what they held at the start, and who writes them now."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.buffer.journal import BufferJournal, NoStepJournal, StepJournal
+from agentrl.buffer.recovery import Recovered, recover
+from agentrl.journal.claim import Claim
+from agentrl.journal.entries import Stepped
+from agentrl.journal.life import EpisodeLife
+from agentrl.journal.opening import open_journal
+from agentrl.journal.reading import read_journal
+from agentrl.journal.rewriting import give_up, rewrite
+from agentrl.journal.writer import JournalWriter
+from agentrl.orchestration.config import RunConfig
+from agentrl.process.threads import OwnThread
+from agentrl.rollouts.durable import WorkerJournal
+from agentrl.rollouts.journal import EpisodeJournal, NoJournal
+from agentrl.types.episode import Ticket
+from agentrl.types.errors import StorageError
+from agentrl.types.version import PolicyVersion
+
+_WORKER, _BUFFER = "worker-0", "buffer"
+_ARCHIVE_S = 600.0
+
+
+@dataclass(slots=True)
+class RunJournal:
+    """The journals of one start of a run.
+
+    `recovered` is what the buffer goes on from; `served` are the weights that steps behind the checkpoint made and
+    that engines may have served, by step and of several epochs the newest. `epoch` is the highest of any version.
+    """
+
+    rollouts: EpisodeJournal
+    buffer: StepJournal
+    recovered: Recovered = field(default_factory=Recovered)
+    served: dict[int, Stepped] = field(default_factory=dict)
+    epoch: int = 0
+    is_salvaged: bool = False
+    _claim: Claim | None = None
+    _writers: tuple[JournalWriter, ...] = ()
+    _worker: WorkerJournal | None = None
+    _archiver: OwnThread = field(default_factory=lambda: OwnThread("archive"))
+    _tidying: asyncio.Future[None] | None = None
+
+    @classmethod
+    def none(cls) -> RunJournal:
+        """Keeps nothing."""
+        return cls(NoJournal(), NoStepJournal())
+
+    @classmethod
+    def open(
+        cls, claim: Claim, config: RunConfig, first: PolicyVersion, in_ledger: set[str], is_salvaged: bool
+    ) -> RunJournal:
+        """Read what a run's journals hold beyond the checkpoint of version `first`, and be ready to write.
+
+        Raises:
+            StorageError: they cannot be read, are of a newer program, or are damaged and not to be salvaged.
+        """
+        folder = claim.folder
+        state = read_journal(folder, salvage=True) if is_salvaged else open_journal(folder)
+        for life in state.lives.values() if is_salvaged else ():
+            if life.ended is None or not life.is_whole:
+                give_up(life)
+        recovered = recover(
+            state,
+            first.step,
+            config.buffer.group_size,
+            config.rollout.max_attempts,
+            in_ledger=in_ledger,
+            is_salvaged=is_salvaged,
+        )
+        worker = WorkerJournal(
+            JournalWriter(folder, _WORKER, check_right=claim.check), claim.token, _playing(recovered, state.lives)
+        )
+        buffer = BufferJournal(JournalWriter(folder, _BUFFER, check_right=claim.check))
+        if is_salvaged:
+            kept = [life for name, life in state.lives.items() if name not in in_ledger]
+            taken = [entry for entry in state.taken if entry.step in {step.step for step in recovered.redo}]
+            rewrite(claim, _BUFFER, kept, [*taken, *(entry for entry, _ in recovered.dropped)])
+        versions = [version for stepped in state.stepped for version in stepped.versions.values()]
+        return cls(
+            rollouts=worker,
+            buffer=buffer,
+            recovered=recovered,
+            served={entry.step: entry for entry in sorted(state.stepped, key=_epoch)},
+            epoch=max((first.epoch, *(version.epoch for version in versions))),
+            is_salvaged=is_salvaged,
+            _claim=claim,
+            _writers=(worker.writer, buffer.writer),
+            _worker=worker,
+        )
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether episodes that are parked can be gone on with."""
+        return self._worker is not None
+
+    def check(self) -> None:
+        """Raises StorageError once another process has taken this run over: then nothing of it may be changed."""
+        if self._claim is not None:
+            self._claim.check()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process still has the run."""
+        try:
+            self.check()
+        except StorageError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """The run is over: what is cut off now is not gone on with."""
+        if self._worker is not None:
+            self._worker.is_over = True
+
+    def hand_over(self) -> tuple[Ticket, ...]:
+        """Tickets of the episodes in flight; what was recovered is in other hands by now and is let go."""
+        running, self.recovered = self.recovered.running, Recovered()
+        return running
+
+    def tidy(self, folder: Path, target: Path, keep_bytes: int) -> None:
+        """Move what the last checkpoint made final into the archive, while the run goes on.
+
+        Raises:
+            StorageError: the last time it could not.
+        """
+        if self._worker is None or (self._tidying is not None and not self._tidying.done()):
+            return  # what is not moved now is with the next checkpoint
+        if self._tidying is not None:
+            self._tidying.result()
+        self._tidying = self._archiver.call(lambda: _move(folder, target, keep_bytes))
+
+    def park(self) -> None:
+        """Let every episode stop at its next safe place."""
+        if self._worker is not None:
+            self._worker.park()
+
+    async def close(self) -> None:
+        """Sync what is pending; safe to call twice.
+
+        Waits for: the disk, and the archive. Unblocked by: these, or their deadlines.
+
+        Raises:
+            StorageError: something could not be written, or not in time.
+        """
+        for writer in self._writers:
+            await writer.close()
+        self._archiver.end()
+        if self._tidying is None:
+            return
+        await asyncio.wait([self._tidying], timeout=_ARCHIVE_S)
+        if not self._tidying.done():
+            raise StorageError(
+                f"consumed episodes are not in the archive after {_ARCHIVE_S:g} s; nothing is "
+                "lost, the next checkpoint writes them; see to the disk if this comes again"
+            )
+        self._tidying.result()
+
+
+def _move(folder: Path, target: Path, keep_bytes: int) -> None:
+    # Parquet's library takes a while to load, and a start should not wait for it.
+    from agentrl.journal.archive import archive
+    from agentrl.journal.pruning import prune
+
+    archive(folder, target, keep_bytes)
+    prune(folder, target)
+
+
+def _playing(recovered: Recovered, lives: dict[str, EpisodeLife]) -> dict[str, EpisodeLife]:
+    return {ticket.episode_id: lives[ticket.episode_id] for ticket in recovered.running}
+
+
+def _epoch(entry: Stepped) -> int:
+    return max(version.epoch for version in entry.versions.values())

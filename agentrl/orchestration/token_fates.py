@@ -1,0 +1,156 @@
+"""Every token of a replayed step with its fate: what the trainer explained, and what never reached it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.buffer.recovery import TakenStep
+from agentrl.buffer.staleness import train_view
+from agentrl.types.batch import TrainBatch, TrainTrajectory
+from agentrl.types.episode import Episode
+from agentrl.types.explanation import Fate, StepExplanation, TokenTerms
+from agentrl.types.version import PolicyVersion
+
+_WITHHELD = "withheld"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BranchFates:
+    """One branch of an episode: L tokens, a fate each, and the loss's terms of those that entered it."""
+
+    view: TrainTrajectory
+    fates: tuple[str, ...]
+    terms: TokenTerms | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeFates:
+    """An episode of a group that the step took; `advantage` is None for one that is not in the batch."""
+
+    episode: Episode
+    group: int
+    advantage: float | None
+    branches: tuple[BranchFates, ...]
+
+    @property
+    def name(self) -> str:
+        """The episode's name, unique in the run."""
+        return self.episode.episode_id
+
+    def count(self) -> Counter[str]:
+        """Tokens by fate; one that several branches share counts in each, as in the loss."""
+        return Counter(fate for branch in self.branches for fate in branch.fates)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """Everything that is known of one token; None where nothing was computed or sampled.
+
+    `staleness` is in optimizer steps, log-probabilities in nats. `ratio` is pi / mu, `weight` the correction's.
+    """
+
+    episode: str
+    branch: int
+    position: int
+    token_id: int
+    text: str
+    fate: str
+    turn: int | None = None
+    version: str | None = None
+    staleness: int | None = None
+    behaviour_logprob: float | None = None
+    trainer_logprob: float | None = None
+    ratio: float | None = None
+    advantage: float | None = None
+    weight: float | None = None
+
+
+def episode_fates(
+    taken: TakenStep,
+    batch: TrainBatch,
+    explanation: StepExplanation,
+    left_out: list[tuple[int, Episode, str]],
+    max_staleness: int,
+) -> tuple[EpisodeFates, ...]:
+    """All episodes of the step's groups, those behind one another that share a group.
+
+    Args:
+        taken: the groups of the step.
+        batch: what the trainer got of them.
+        explanation: what it made of that.
+        left_out: members that are not in the batch: place of the group, episode, reason.
+        max_staleness: of the run.
+    """
+    version = taken.versions[batch.policy]
+    episodes = [episode for group in taken.groups for episode in group.ordered()]
+    found = []
+    for episode, entry, advantage, terms in zip(
+        episodes, batch.episodes, explanation.advantages, explanation.terms, strict=True
+    ):
+        if entry.trajectories:
+            branches = tuple(map(explained_branch, entry.trajectories, terms))
+        else:
+            branches = dropped_branches(episode, batch.policy, version, max_staleness, _WITHHELD)
+        found.append(EpisodeFates(episode, entry.group, advantage, branches))
+    for place, episode, reason in left_out:
+        branches = dropped_branches(episode, batch.policy, version, max_staleness, reason)
+        found.append(EpisodeFates(episode, place, None, branches))
+    return tuple(sorted(found, key=lambda e: (e.group, e.episode.ticket.member, e.episode.ticket.attempt)))
+
+
+def explained_branch(view: TrainTrajectory, terms: TokenTerms | None) -> BranchFates:
+    """A branch of the batch: tokens in the loss fare as the trainer says, sampled ones outside it are too old."""
+    fates: list[str] = [Fate.STALE if is_sampled else Fate.PROMPT for is_sampled in view.trajectory.sampled]
+    selected = np.flatnonzero(view.loss_mask).tolist()
+    of_selected = terms.fates if terms is not None else (Fate.NO_ADVANTAGE,) * len(selected)
+    for position, fate in zip(selected, of_selected, strict=True):
+        fates[position] = fate
+    return BranchFates(view, tuple(fates), terms)
+
+
+def dropped_branches(
+    episode: Episode, policy: str, version: PolicyVersion, max_staleness: int, reason: str
+) -> tuple[BranchFates, ...]:
+    """Branches of an episode that did not reach the loss."""
+    fate = f"{Fate.DROPPED}: {reason}"
+    return tuple(
+        BranchFates(view, tuple(fate if sampled else Fate.PROMPT for sampled in view.trajectory.sampled), None)
+        for view in train_view(episode, policy, version, max_staleness)
+    )
+
+
+def token_rows(episode: EpisodeFates, decode: Callable[[int], str]) -> Iterator[TokenRow]:
+    """A row for every token of every branch, in order."""
+    for number, branch in enumerate(episode.branches):
+        yield from _branch_rows(episode, number, branch, decode)
+
+
+def _branch_rows(
+    episode: EpisodeFates, number: int, branch: BranchFates, decode: Callable[[int], str]
+) -> Iterator[TokenRow]:
+    trajectory = branch.view.trajectory
+    versions = {at: str(span.version) for span in trajectory.versions for at in range(span.start, span.end)}
+    terms = branch.terms
+    places = {} if terms is None else {at: n for n, at in enumerate(np.flatnonzero(branch.view.loss_mask).tolist())}
+    for position, token_id in enumerate(trajectory.token_ids.tolist()):
+        row = (episode.name, number, position, token_id, decode(token_id), str(branch.fates[position]))
+        if position not in versions:
+            yield TokenRow(*row)
+            continue
+        place = places.get(position)
+        is_computed = terms is not None and place is not None
+        yield TokenRow(
+            *row,
+            turn=int(trajectory.turns[position]),
+            version=versions[position],
+            staleness=int(branch.view.staleness[position]),
+            behaviour_logprob=float(trajectory.logprobs[position]),
+            trainer_logprob=float(terms.logprobs[place]) if is_computed else None,
+            ratio=float(terms.ratios[place]) if is_computed else None,
+            advantage=episode.advantage,
+            weight=float(terms.weights[place]) if is_computed else None,
+        )
