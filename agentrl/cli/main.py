@@ -8,7 +8,9 @@ from agentrl.cli.doctor import doctor
 from agentrl.cli.engine import engine
 from agentrl.cli.environments import environments
 from agentrl.cli.evaluate import evaluate
-from agentrl.cli.show import runs, show
+from agentrl.cli.replay import replay
+from agentrl.cli.runs import runs
+from agentrl.cli.show import show
 from agentrl.cli.train import resume, train
 from agentrl.cli.warmstart import warmstart
 
@@ -24,9 +26,10 @@ app.command()(train)
 app.command()(resume)
 app.command("eval")(evaluate)
 app.command()(engine)
-app.command()(runs)
 app.command()(show)
+app.command()(replay)
 app.command()(doctor)
+app.add_typer(runs, name="runs")
 app.add_typer(environments, name="env")
 
 if __name__ == "__main__":

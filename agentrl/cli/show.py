@@ -1,4 +1,4 @@
-"""``agentrl runs`` and ``agentrl show``."""
+"""``agentrl show``."""
 
 from __future__ import annotations
 
@@ -17,29 +17,6 @@ if TYPE_CHECKING:
     from agentrl.types.episode import Episode, Node
 
 _VERSION_COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
-
-
-@reported
-def runs(folder: Annotated[Path, typer.Argument(help="Folder of run folders.")] = Path("runs")) -> None:
-    """List runs with their status, version and newest held-out reward."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from agentrl.orchestration.run_directory import RunDirectory
-
-    table = Table("run", "status", "version", "held-out", "", box=None)
-    for path in sorted(folder.glob("*/config.json")):
-        run = RunDirectory.open(path.parent)
-        state = run.state()
-        status, version, message = (
-            (state.status, str(state.version), state.message) if state else ("never started", "", "")
-        )
-        heldout = run.last_metric("eval/reward_mean")
-        table.add_row(path.parent.name, status, version, "" if heldout is None else f"{heldout:.3f}", message[:80])
-    if not table.row_count:
-        typer.echo(f"no runs in {folder}; `agentrl train RECIPE` makes one")
-        return
-    Console().print(table)
 
 
 @reported

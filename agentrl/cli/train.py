@@ -28,11 +28,16 @@ def train(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
 
 
 @reported
-def resume(run: Annotated[Path, typer.Argument(help="Run folder, as `agentrl runs` lists it.")]) -> None:
-    """Go on with a stopped or failed run from its latest checkpoint."""
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run folder, as `agentrl runs` lists it.")],
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Go on without the damaged or missing parts of the journal.")
+    ] = False,
+) -> None:
+    """Go on with a stopped, killed or failed run, episodes in flight included."""
     from agentrl.orchestration.launch import resume_run
 
-    _run(lambda observer: resume_run(run, observer))
+    _run(lambda observer: resume_run(run, observer, salvage))
 
 
 def _run(launch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +23,7 @@ class JsonLines:
         self._path = path
         with self._naming_the_file():
             path.parent.mkdir(parents=True, exist_ok=True)
+            _end_last_line(path)
             self._file = path.open("a", encoding="utf-8")
 
     def append(self, text: str) -> None:
@@ -28,6 +31,12 @@ class JsonLines:
         with self._naming_the_file():
             self._file.write(text + "\n")
             self._file.flush()
+
+    def sync(self) -> int:
+        """Let all lines outlive a loss of power; returns the file's size in bytes. Raises StorageError."""
+        with self._naming_the_file():
+            os.fsync(self._file.fileno())
+            return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         """Close the file; safe to call twice. A line that could not be written has been reported by then."""
@@ -40,6 +49,16 @@ class JsonLines:
             yield
         except OSError as error:
             raise StorageError(f"{self._path} cannot be written: {error}; free space, then resume the run") from error
+
+
+def _end_last_line(path: Path) -> None:
+    """Close a line that a crash cut off, so that the next one is not joined to it."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -67,11 +86,29 @@ class JsonlSink:
         self._lines.close()
 
 
+@contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Let an import pass for one that is not installed, unless it is loaded already.
+
+    tensorboardX loads torch wherever it finds it, which costs a run's driver seconds at every start and 130 MB, for
+    tensors that it is never given here.
+    """
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 class TensorBoardSink:
     """Metrics as TensorBoard events."""
 
     def __init__(self, folder: Path) -> None:
-        from tensorboardX import SummaryWriter
+        with _hidden("torch"):
+            from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(folder))
 

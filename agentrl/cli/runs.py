@@ -1,0 +1,156 @@
+"""``agentrl runs``: a folder of runs, and what became of one run's episodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from agentrl.cli.errors import reported
+from agentrl.cli.tables import plain_table, wide_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from agentrl.buffer.ledger import LedgerLine
+
+_SUMS = ("episodes", "sampled", "trained", "masked")
+_RunArgument = Annotated[Path, typer.Argument(help="Run folder.")]
+
+
+class _FolderOrCommand(TyperGroup):
+    """Reads a first word that is no command as the folder to list: `agentrl runs FOLDER`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_known = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if is_known else ["list", *args])
+
+
+runs = typer.Typer(cls=_FolderOrCommand, rich_markup_mode=None)
+
+
+@runs.callback()
+def main() -> None:
+    """List runs, or tell what became of a run's episodes; a folder alone lists its runs."""
+
+
+@runs.command("list")
+@reported
+def list_runs(folder: Annotated[Path, typer.Argument(help="Folder of run folders.")] = Path("runs")) -> None:
+    """List runs with their status, version and newest held-out reward."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentrl.orchestration.run_directory import RunDirectory
+
+    table = Table("run", "status", "version", "held-out", "", box=None)
+    for path in sorted(folder.glob("*/config.json")):
+        run = RunDirectory.open(path.parent)
+        state = run.state()
+        status, version, message = (
+            (state.status, str(state.version), state.message) if state else ("never started", "", "")
+        )
+        heldout = run.last_metric("eval/reward_mean")
+        table.add_row(path.parent.name, status, version, "" if heldout is None else f"{heldout:.3f}", message[:80])
+    if not table.row_count:
+        typer.echo(f"no runs in {folder}; `agentrl train RECIPE` makes one")
+        return
+    Console().print(table)
+
+
+@runs.command("ledger")
+@reported
+def show_ledger(
+    run: _RunArgument,
+    outcome: Annotated[str | None, typer.Option(help="Only trained or dropped episodes.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only episodes dropped for this reason.")] = None,
+    last: Annotated[int, typer.Option(min=0, help="Episodes to show, the last that ended; 0 shows all.")] = 20,
+) -> None:
+    """Show where every dispatched episode ended up, and sums by outcome."""
+    lines = _read(run)
+    chosen = [line for line in lines if outcome in (None, line.outcome) and reason in (None, line.reason)]
+    console = wide_console()
+    table = plain_table("episode", "outcome", "stop", ">reward", ">turns", ">sampled", ">trained", ">masked",
+                        ">seconds", ">tool s", ">step")  # fmt: skip
+    for line in chosen[-last:]:
+        table.add_row(
+            line.episode_id, _end(line), line.stop, "" if line.reward is None else f"{line.reward:.3f}",
+            f"{line.turns:,}", f"{line.sampled_tokens:,}", f"{line.trained_tokens:,}", f"{line.masked_tokens:,}",
+            f"{line.seconds:.2f}", f"{line.tool_s:.2f}", str(line.step),
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"\n{table.row_count:,} of {len(chosen):,} episodes shown; all {len(chosen):,}:")
+    console.print(_summary(chosen))
+
+
+@runs.command("goodput")
+@reported
+def show_goodput(run: _RunArgument) -> None:
+    """Show what became of every sampled token."""
+    from agentrl.buffer.reports import goodput
+
+    lines = _read(run)
+    total = sum(line.sampled_tokens for line in lines)
+    table = plain_table("tokens", ">count", ">fraction", "")
+    for name, fraction in goodput(lines).items():
+        table.add_row(
+            name.replace("_", ": ", 1), f"{round(fraction * total):,}", f"{fraction:.4f}", "█" * round(40 * fraction)
+        )
+    table.add_row("sampled", f"{total:,}", "1.0000", "")
+    wide_console().print(table)
+
+
+@runs.command("bias")
+@reported
+def show_bias(run: _RunArgument) -> None:
+    """Compare the trained episodes with all that were dispatched: a ratio of 1 and a distance of 0 are no bias."""
+    from agentrl.buffer.reports import bias
+
+    lines = _read(run)
+    report = bias(lines)
+    console = wide_console()
+    console.print(
+        f"{report.num_trained:,} of {report.num_dispatched:,} episodes trained; {len(lines) - report.num_dispatched:,} "
+        "more are left out, whose groups are not before the first one that is still open\n"
+    )
+    if not report.comparisons:
+        console.print("nothing to compare yet: no episode of a closed group has been trained")
+        return
+    table = plain_table("measure", ">dispatched", ">trained", ">ratio", ">95 % interval", ">KS distance")
+    for c in report.comparisons:
+        ratio = (f"{c.ratio:.3f}", f"{c.ratio_low:.3f} to {c.ratio_high:.3f}") if not math.isnan(c.ratio) else ("", "")
+        table.add_row(c.measure, _number(c.dispatched_mean), _number(c.trained_mean), *ratio, f"{c.ks:.3f}")
+    console.print(table)
+
+
+def _read(run: Path) -> list[LedgerLine]:
+    from agentrl.buffer.ledger import read_ledger
+    from agentrl.orchestration.run_directory import RunDirectory
+
+    return read_ledger(RunDirectory.open(run).path / "ledger.jsonl")
+
+
+def _summary(lines: Sequence[LedgerLine]) -> Table:
+    """Episodes and tokens by outcome and reason, the most frequent first."""
+    from collections import Counter
+
+    sums: dict[str, Counter[str]] = {}
+    for line in lines:
+        counts = {"sampled": line.sampled_tokens, "trained": line.trained_tokens, "masked": line.masked_tokens}
+        sums.setdefault(_end(line), Counter()).update(episodes=1, **counts)
+    table = plain_table("outcome", *(f">{name}" for name in _SUMS))
+    for end, of_end in sorted(sums.items(), key=lambda item: -item[1]["episodes"]):
+        table.add_row(end, *(f"{of_end[name]:,}" for name in _SUMS))
+    return table
+
+
+def _end(line: LedgerLine) -> str:
+    return f"{line.outcome}: {line.reason}" if line.reason else line.outcome
+
+
+def _number(value: float) -> str:
+    return f"{value:,.4f}" if abs(value) < 1 else f"{value:,.2f}"
