@@ -24,13 +24,14 @@ HOMES = {
     "tokenizers": ("agentrl.tokens",),
     "matplotlib": ("agentrl.telemetry",),
     "tensorboardX": ("agentrl.telemetry",),
+    "pyarrow": ("agentrl.journal.columns", "agentrl.journal.consumed_steps"),
     "typer": ("agentrl.cli",),
     "rich": ("agentrl.cli",),
     "ray": (),
     "docker": (),
 }
 LIGHT_MODULES = ("agentrl.config", "agentrl.orchestration.config", "agentrl.cli.main")
-TOO_HEAVY = ("torch", "transformers", "fastapi", "httpx", "matplotlib", "renderers", "tokenizers")
+TOO_HEAVY = ("torch", "transformers", "fastapi", "httpx", "matplotlib", "renderers", "tokenizers", "pyarrow")
 PROBE = """
 import importlib, json, sys
 found = {}

@@ -6,20 +6,23 @@ The conformance tests are those that use `engine` or one of its kind. They run a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
 from engine_pool import EnginePool, make_pool
 from engine_server import EngineCalls, EngineServer, Reference, copy_model, running_engine
 
+from agentrl.inference.config import SGLangEngineConfig
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.testing.tiny_moe import make_tiny_moe_model
+from tests.servers.sglang import sglang_config
 
 ENGINE_TOKEN = "secret-of-the-tests"
 # Fixtures that give an engine of the chosen server, by the kind of engine; each kind starts once, in this order.
 ENGINES = {"engine": "dense", "moe_engine": "moe", "lora_engine": "lora", "sharded_engine": "sharded"}
 EMBEDDED_ONLY = {"embedded", "exact_server"}
+SGLANG_ONLY = {"sharded_engine", "sglang"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,13 +35,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _rank(fixtures: Collection[str]) -> int:
-    """Place of a test's kind of engine in the order of `ENGINES`."""
+    """Place of a test's kind of engine in the order of `ENGINES`; behind them those that start engines themselves."""
+    if "sglang" in fixtures:
+        return len(ENGINES)
     return max((number for number, name in enumerate(ENGINES) if name in fixtures), default=0)
 
 
 def _runs_on(choice: str, fixtures: set[str]) -> bool:
     if choice == "embedded":
-        return "sharded_engine" not in fixtures
+        return not fixtures & SGLANG_ONLY
+    if "sglang" in fixtures:
+        return choice == "sglang"
     return bool(fixtures & set(ENGINES)) and not fixtures & EMBEDDED_ONLY
 
 
@@ -120,6 +127,13 @@ async def sharded_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
     """A server whose model is spread over two processes."""
     async with EngineCalls.of(pool.get("sharded")) as calls:
         yield calls
+
+
+@pytest.fixture
+def sglang(pool: EnginePool) -> Callable[[str], SGLangEngineConfig]:
+    """How a run starts the real SGLang, by kind; no other engine runs meanwhile."""
+    pool.close()
+    return sglang_config
 
 
 @pytest.fixture

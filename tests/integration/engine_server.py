@@ -26,7 +26,7 @@ from agentrl.inference.config import ClientConfig
 from tests.servers.process import find_free_port, running_server
 
 FIRST_VERSION = "0.0"
-_START_S = 90.0
+_START_S = 240.0
 _ROUTING_KEYS = ("return_routed_experts", "routed_experts_start_len")
 _rid_numbers = itertools.count()
 
@@ -91,10 +91,10 @@ class EngineCalls:
         """Events of a streamed generation; the last is ``[DONE]``."""
         body = generate_body(ids, rid, **more) | {"stream": True}
         async with self.http.stream("POST", "/generate", json=body) as response:
-            async for line in response.aiter_lines():
-                if line.startswith("data: "):
-                    data = line.removeprefix("data: ")
-                    yield data if data == "[DONE]" else orjson.loads(data)
+            async for line in _lines(response):
+                if line.startswith(b"data: "):
+                    data = line.removeprefix(b"data: ")
+                    yield "[DONE]" if data == b"[DONE]" else orjson.loads(data)
 
     async def start_running(self, ids: list[int], rid: str | None = None, **more: Any) -> asyncio.Task[dict[str, Any]]:
         """A request that has its first token already; the task gives its whole answer."""
@@ -214,3 +214,12 @@ def running_engine(model: Path, log: Path, *options: str) -> Iterator[str]:
     command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(model), "--port", str(port)]
     with running_server([*command, "--weight-version", FIRST_VERSION, *options], port, log, _START_S) as url:
         yield url
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Lines as they end on the wire; httpx's own end at every Unicode line break, and drawn text is full of these."""
+    rest = b""
+    async for chunk in response.aiter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line

@@ -53,4 +53,6 @@ def sample_task(options: CoinOptions, split: Split, ordinal: int, seed: int) -> 
     return Task("coin", split, ordinal, {"seed": seed})
 
 
-coin = EnvironmentDefinition("coin", "A coin.", sample_task, Coin, CoinOptions, placement="inline")
+coin = EnvironmentDefinition(
+    "coin", "A coin.", sample_task, Coin, CoinOptions, placement="inline", is_deterministic=True
+)

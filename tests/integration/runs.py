@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ final_tasks = 0
 [checkpoint]
 interval_steps = 2
 """
-_DEADLINE_S = 100
+_DEADLINE_S = 300
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -98,6 +101,23 @@ def processes_of(run: Path) -> list[int]:
         if entry.name.isdigit() and any(str(run) in text for text in _traces(entry)):
             found.append(int(entry.name))
     return found
+
+
+def engine_of(run: Path) -> int:
+    """The process of a run's engine."""
+    arguments = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in processes_of(run)}
+    return next(pid for pid, line in sorted(arguments.items()) if "--weight-version" in line)
+
+
+@contextmanager
+def halted(run: Path) -> Iterator[None]:
+    """All processes of a run stand still inside, so that nothing is written while its folder is changed."""
+    processes = processes_of(run)
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
 
 
 def processes_are_gone(run: Path, within_s: float = 10.0) -> bool:

@@ -44,7 +44,7 @@ async def _join(engine: EngineCalls, sender: SenderProcess) -> str:
         port = probe.getsockname()[1]
     name = f"group-{os.getpid()}-{next(_numbers)}"
     body = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
-    joining = sender.call("join", 0, "127.0.0.1", port, 2, name, "gloo", 20.0, result=type(None), deadline_s=20)
+    joining = sender.call("join", 0, "127.0.0.1", port, 2, name, "gloo", 90.0, result=type(None), deadline_s=90)
     answer, _ = await asyncio.gather(
         engine.ok("/init_weights_update_group", **body, group_name=name, backend="gloo"), joining
     )
@@ -54,7 +54,7 @@ async def _join(engine: EngineCalls, sender: SenderProcess) -> str:
 
 async def _open(engine: EngineCalls, sender: SenderProcess, bucket_bytes: int = 60_000) -> list[Bucket]:
     arguments = (str(engine.server.other_model), bucket_bytes)
-    return await sender.call("open", *arguments, result=list[Bucket], deadline_s=20)
+    return await sender.call("open", *arguments, result=list[Bucket], deadline_s=90)
 
 
 def _body(bucket: Bucket, group: str, **more: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _body(bucket: Bucket, group: str, **more: Any) -> dict[str, Any]:
 
 
 async def _send(sender: SenderProcess, index: int) -> None:
-    await sender.call("broadcast", index, result=type(None), deadline_s=20)
+    await sender.call("broadcast", index, result=type(None), deadline_s=90)
 
 
 async def _check_serves(engine: EngineCalls, reference: Reference, model: Path, version: str) -> None:
@@ -115,6 +115,28 @@ async def test_tensors_come_one_by_one_where_no_format_is_named(
     await engine.ok("/continue_generation")
     await _check_serves(engine, reference, engine.server.other_model, "0.1")
     await engine.ok("/destroy_weights_update_group", group_name=group)
+
+
+async def test_a_broadcast_is_taken_while_tokens_flow_and_served_by_the_swap(
+    embedded: EngineCalls, sender: SenderProcess, reference: Reference
+) -> None:
+    group = await _join(embedded, sender)
+    buckets = await _open(embedded, sender)
+    keys = ("names", "dtypes", "shapes")
+    announced = [{key: _body(bucket, group)[key] for key in keys} for bucket in buckets]
+    task = await embedded.start_running(PROMPT, "flows-on-0002", max_new_tokens=4000, ignore_eos=True)
+    body = {"weight_version": "0.1", "group_name": group, "buckets": announced}
+    staging = asyncio.create_task(embedded.ok("/stage_weights", **body))
+    for index in range(len(buckets)):
+        await _send(sender, index)
+    await staging
+    assert not task.done()
+    await embedded.ok("/pause_generation", mode="abort")
+    assert {version for version, _, _ in spans_of(await task)} == {"0.0"}
+    await embedded.ok("/swap_weights", weight_version="0.1")
+    await embedded.ok("/continue_generation")
+    await _check_serves(embedded, reference, embedded.server.other_model, "0.1")
+    await embedded.ok("/destroy_weights_update_group", group_name=group)
 
 
 async def test_an_engine_that_waits_for_a_broadcast_answers_everything_else(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -71,14 +72,14 @@ async def test_a_refusal_is_an_episode_failure_with_the_engines_reason(embedded:
 
 
 async def test_a_cancelled_call_is_aborted_inside_the_engine(engine: EngineCalls) -> None:
-    client = engine.server.client()
-    task = asyncio.create_task(client.generate(_request("cancelled-0001", 3000)))
+    client = engine.server.client()  # draws below are so cold that they go round in circles and end by length
+    task = asyncio.create_task(client.generate(_request("cancelled-0001", 3000, temperature=0.1)))
     await engine.wait_for(running=1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await engine.wait_for(running=0, waiting=0)
-    again = await client.generate(_request("cancelled-0001", 3))
+    again = await client.generate(_request("cancelled-0001", 3, temperature=0.1))
     assert len(again.token_ids) == 3
     await client.close()
 
@@ -150,3 +151,22 @@ async def test_the_token_is_sent_with_every_control_call(exact_engine: EngineCal
     with pytest.raises(EngineError, match="HTTP 401: /pause_generation needs the engine's bearer token"):
         await stranger.pause()
     await stranger.close()
+
+
+async def test_after_a_swap_in_place_no_new_request_attends_to_kv_of_the_old_weights(
+    engine: EngineCalls, reference: Reference
+) -> None:
+    client = engine.server.client("in_place")
+    prompt = PROMPT * 9
+    for version, model in ((FIRST, engine.server.model), (FIRST.next(), engine.server.other_model)):
+        if version != FIRST:
+            await client.pause()
+            await client.update_weights_from_disk(str(model), version)
+            await client.resume()
+        for number in range(2):
+            request = _request(f"named-cache-{version.step}-{number}", prompt=prompt)
+            generation = await client.generate(dataclasses.replace(request, expects=version))
+            expected = reference.sampled(model, prompt, generation.token_ids.tolist())
+            assert generation.logprobs.tolist() == pytest.approx(expected, abs=1e-3)
+            assert {span.version for span in generation.versions} == {version}
+    await client.close()

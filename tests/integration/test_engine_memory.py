@@ -80,3 +80,15 @@ async def test_retracted_requests_go_on_once_cache_and_weights_are_back(
 @pytest.mark.parametrize("tags", ["kv_cache", ["cuda_graph"], [7]])
 async def test_unknown_tags_are_named(spare: EngineCalls, tags: object) -> None:
     assert "tags must be some of" in await spare.refused("/release_memory_occupation", tags=tags)
+
+
+async def test_an_idle_cache_is_released_and_comes_back_empty(engine: EngineCalls, reference: Reference) -> None:
+    await engine.generate(PROMPT, max_new_tokens=4)
+    await engine.ok("/pause_generation", mode="abort")
+    assert (await engine.post("/release_memory_occupation", tags=["kv_cache"])).status_code == 200
+    assert (await engine.post("/resume_memory_occupation", tags=["kv_cache"])).status_code == 200
+    await engine.ok("/continue_generation")
+    answer = await engine.generate(PROMPT, max_new_tokens=12, ignore_eos=True)
+    assert answer["meta_info"]["cached_tokens"] == 0
+    expected = reference.sampled(engine.server.model, PROMPT, answer["output_ids"])
+    assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)

@@ -6,7 +6,8 @@ import pytest
 from engine_server import EngineCalls
 
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig, EmbeddedEngineConfig
-from agentrl.orchestration.engines import EngineLaunch, EngineProcess, attach_engines
+from agentrl.orchestration.commands import EngineLaunch
+from agentrl.orchestration.engines import EngineProcess, attach_engines
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig

@@ -78,7 +78,7 @@ async def test_sampling_that_cannot_be_done_is_refused_by_name(
 async def test_a_temperature_too_small_to_divide_by_is_greedy(guarded: EngineCalls) -> None:
     cold, greedy = [await guarded.generate(PROMPT, max_new_tokens=5, temperature=t) for t in (1e-300, 0)]
     assert cold["output_ids"] == greedy["output_ids"]
-    assert logprobs_of(cold) == logprobs_of(greedy)
+    assert logprobs_of(cold) == pytest.approx(logprobs_of(greedy), abs=1e-4)
 
 
 async def test_an_id_in_flight_is_refused_and_its_owner_runs_on(engine: EngineCalls) -> None:

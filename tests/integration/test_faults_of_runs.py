@@ -41,25 +41,20 @@ def test_an_engine_that_is_not_there_is_named_with_its_address(tiny_model: Path,
     assert state["status"] == "failed"
 
 
-def _engine_of(run: Path) -> int:
-    arguments = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in runs.processes_of(run)}
-    return next(pid for pid, line in arguments.items() if "--weight-version" in line)
-
-
 def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Path) -> None:
     process = runs.start(tmp_path, tiny_model, "steps=100000")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 3, process)
-    first = _engine_of(run)
+    first = runs.engine_of(run)
     os.kill(first, signal.SIGKILL)
     step = runs.metrics(run)[-1]["step"]
     runs.wait_for_step(run, step + 8, process)
-    assert _engine_of(run) != first
+    assert runs.engine_of(run) != first
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=200)[0]
     assert process.returncode == 0, output
     failed = {line["reason"] for line in runs.rows(run / "ledger.jsonl") if line["outcome"] == "dropped"}
-    assert failed == {"run_ended"}, "its episodes went on from their tokens"
+    assert failed == set(), "its episodes went on from their tokens, those in flight at the end are parked"
 
 
 def test_an_engine_that_may_not_be_started_again_stops_the_run_which_can_be_resumed(
@@ -70,8 +65,8 @@ def test_an_engine_that_may_not_be_started_again_stops_the_run_which_can_be_resu
     )
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 3, process)
-    os.kill(_engine_of(run), signal.SIGKILL)
-    output = process.communicate(timeout=60)[0]
+    os.kill(runs.engine_of(run), signal.SIGKILL)
+    output = process.communicate(timeout=200)[0]
     assert process.returncode == 1
     assert "no engine is left" in output
     assert "engine engine-main-0 ended (signal 9)" in output
@@ -128,9 +123,10 @@ def test_a_full_disk_stops_the_run_with_the_file_and_the_remedy(tiny_model: Path
     process = runs.start(tmp_path, tiny_model, "steps=100000", "checkpoint.interval_steps=1")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 2, process)
-    (run / "checkpoints").rename(run / "moved")
-    (run / "checkpoints").symlink_to("/dev/full")
-    output = process.communicate(timeout=60)[0]
+    with runs.halted(run):
+        (run / "checkpoints").rename(run / "moved")
+        (run / "checkpoints").symlink_to("/dev/full")
+    output = process.communicate(timeout=200)[0]
     assert process.returncode == 1
     assert "free space, then resume the run" in output
     assert "Traceback" not in output

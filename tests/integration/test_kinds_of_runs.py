@@ -1,0 +1,85 @@
+"""Whole runs beside the plain one: adapters, experts with replay, an engine of narrower precision."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from engine_server import EngineCalls, running_engine
+
+from tests.integration import runs
+
+pytestmark = pytest.mark.long
+
+LORA = ("policies.main.trainer.lora={rank = 4}", 'policies.main.publish.transport={kind = "adapter"}')
+REPLAYED = ("rollout.sampling.routed_experts=true", "policies.main.trainer.gap_report_interval_steps=1")
+IN_TURN = ("buffer.max_staleness=0", "steps=4")
+MASKED = ("rollout.sampling.top_k=20", "rollout.sampling.top_p=0.9")
+MEAN, MEAN_NO_REPLAY = "trainer/fresh_gap_mean_nats", "trainer/fresh_gap_mean_no_replay_nats"
+
+
+def _attached(url: str) -> str:
+    return f'policies.main.engine={{kind = "attached", urls = ["{url}"]}}'
+
+
+def _trained(folder: Path, model: Path, *overrides: str) -> Path:
+    """The folder of a run that ended well."""
+    result = runs.agentrl(*runs.train_arguments(folder, model, *overrides))
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder / "runs" / "test-seed0"
+
+
+def _fresh(run: Path) -> list[dict]:
+    """Metrics of the steps that had tokens of the weights that they trained."""
+    return [row for row in runs.metrics(run) if row.get("trainer/fresh_tokens")]
+
+
+async def test_adapters_are_trained_published_and_taken_up_again(lora_engine: EngineCalls, tmp_path: Path) -> None:
+    overrides = (*LORA, _attached(lora_engine.server.url), "checkpoint.interval_steps=50000", "buffer.max_staleness=0")
+    process = runs.start(tmp_path, lora_engine.server.model, "steps=100000", *overrides)
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_for_step(run, 6, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0, process.communicate()[0]
+    assert max(row["trainer/fresh_gap_max_nats"] for row in _fresh(run)) < 1e-3
+    assert max(row["step"] for row in _fresh(run)) > 2, "no tokens of an adapter were trained on"
+    step = runs.state(run)["version"]["step"]
+    config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 3}')
+    (run / "config.json").write_text(config)
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert runs.state(run)["version"] == {"epoch": 0, "step": step + 3}
+    again = [row["trainer/fresh_gap_max_nats"] for row in _fresh(run) if row["step"] > step]
+    assert again
+    assert max(again) < 1e-3, "the engine serves other adapters than the trainer resumed"
+
+
+async def test_experts_and_kept_sets_are_replayed_and_the_gap_is_reported(
+    moe_engine: EngineCalls, tmp_path: Path
+) -> None:
+    run = _trained(tmp_path, moe_engine.server.model, _attached(moe_engine.server.url), *REPLAYED, *MASKED, *IN_TURN)
+    assert _fresh(run)
+    for row in _fresh(run):
+        assert row["trainer/fresh_gap_max_nats"] < 1e-3
+        assert row[MEAN_NO_REPLAY] > 100 * row[MEAN]
+
+
+def test_replay_narrows_the_gap_to_a_bfloat16_engine(moe_model: Path, tmp_path: Path) -> None:
+    # Rounded, a nearly undecided router chooses another expert: how far off a token is then differs by machine.
+    bounds = ("policies.main.trainer.max_gap_nats=0.5", "policies.main.publish.max_canary_gap_nats=3")
+    with running_engine(moe_model, tmp_path / "engine.log", "--dtype", "bfloat16") as url:
+        run = _trained(tmp_path, moe_model, _attached(url), *bounds, *REPLAYED, *IN_TURN)
+    assert _fresh(run)
+    for row in _fresh(run):
+        assert 1e-5 < row[MEAN] < row[MEAN_NO_REPLAY]
+
+
+def test_a_seeded_run_of_experts_in_turn_is_bit_identical_twice(moe_model: Path, tmp_path: Path) -> None:
+    weights = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        run = _trained(tmp_path / name, moe_model, *REPLAYED, *IN_TURN)
+        assert max(row["trainer/fresh_gap_max_nats"] for row in _fresh(run)) < 1e-3
+        weights.append((max((run / "checkpoints").iterdir()) / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
