@@ -17,7 +17,8 @@ from pathlib import Path
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
-from agentrl.orchestration.engines import EngineLaunch, EngineProcess
+from agentrl.orchestration.commands import EngineLaunch
+from agentrl.orchestration.engines import EngineProcess
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig

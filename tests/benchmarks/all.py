@@ -7,15 +7,22 @@ import sys
 
 BENCHMARKS = (
     "session_cost",
+    "journal_rate",
+    "journal_open",
+    "memory_flat",
     "rollout_overhead",
     "async_vs_sync",
+    "selection_bias",
     "gate",
     "abort_storm",
     "replay_gap",
     "fault_recovery",
+    "long_episode",
+    "kill_storm",
+    "power_loss",
     "control",
 )
-ON_REQUEST = ("abort_storm_sglang", "publish_gap")
+ON_REQUEST = ("abort_storm_sglang", "fault_recovery_sglang", "publish_gap")
 
 
 def main() -> None:

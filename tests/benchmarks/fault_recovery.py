@@ -22,15 +22,16 @@ import tempfile
 import time
 from pathlib import Path
 
+from agentrl.inference.config import FleetConfig
 from agentrl.testing.chaos import Fault, FaultKind, FaultPhase
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.types.errors import AgentRLError
-from tests.benchmarks.fault_stage import WATCH, OpenRouter, Stage, TrustingPublisher, playing
+from agentrl.types.version import PolicyVersion
+from tests.benchmarks.fault_stage import EMBEDDED, OpenRouter, Setting, Stage, TrustingPublisher, playing, started
 from tests.benchmarks.report import report
 
 Models = tuple[tuple[Path, Path], Path]
 PLAYERS = 8
-PATIENCE_S = 60.0
 GAP_LIMIT_NATS = 1e-3
 EVERYWHERE = (FaultKind.KILL, FaultKind.HANG, FaultKind.SLOW, FaultKind.LOST_REPLY, FaultKind.DUPLICATED)
 FAULTS = [Fault(kind, phase) for kind in EVERYWHERE for phase in FaultPhase] + [
@@ -40,10 +41,10 @@ FAULTS = [Fault(kind, phase) for kind in EVERYWHERE for phase in FaultPhase] + [
 ]
 
 
-def declared_s(fault: Fault, slow_s: float) -> float:
+def declared_s(fault: Fault, watch: FleetConfig, slow_s: float) -> float:
     """Seconds that the configuration allows from this fault to the end of its effect on the others."""
     if fault.kind is FaultKind.HANG:
-        return WATCH.probe_s + WATCH.dead_s + WATCH.suspect_s
+        return watch.probe_s + watch.dead_s + watch.suspect_s
     return slow_s if fault.kind is FaultKind.SLOW else 0.0
 
 
@@ -59,28 +60,28 @@ async def strike(stage: Stage, fault: Fault, outcomes: _Outcomes, run: asyncio.T
     actor = stage.actors["a"]
     actor.arm(fault)
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(stage.setting.watch.wait_s):
             await actor.struck.wait()
             struck_at = time.monotonic()
             version = max(member.version for member in stage.fleet.members.values())
             await _until(lambda: _goes_on(stage, struck_at, version), run)
-            outcomes.worst_over_s = max(outcomes.worst_over_s, time.monotonic() - struck_at - declared_s(fault, 1.0))
-            await _until(lambda: _serves_newest(stage, "a"), run)
+            over_s = time.monotonic() - struck_at - declared_s(fault, stage.setting.watch, 1.0)
+            outcomes.worst_over_s = max(outcomes.worst_over_s, over_s)
+            await _until(lambda: _serves_beyond(stage, "a", version), run)
     except TimeoutError:
         outcomes.hangs.append(str(fault))
         return
     outcomes.recovered += 1
 
 
-def _goes_on(stage: Stage, struck_at: float, version: object) -> bool:
+def _goes_on(stage: Stage, struck_at: float, version: PolicyVersion) -> bool:
     everybody = all(stage.replied_at.get(number, 0.0) > struck_at for number in range(PLAYERS))
     return everybody and any(member.version > version for member in stage.fleet.members.values())
 
 
-def _serves_newest(stage: Stage, name: str) -> bool:
-    newest = max(member.version for member in stage.fleet.members.values())
-    member = stage.fleet.members[name]
-    return name in stage.fleet.healthy and newest.step - member.version.step <= 1
+def _serves_beyond(stage: Stage, name: str, version: PolicyVersion) -> bool:
+    """Whether the struck engine has proven newer weights since, which none can that is dead and not yet missed."""
+    return name in stage.fleet.healthy and stage.fleet.members[name].version > version
 
 
 async def _until(condition: object, run: asyncio.Task[None]) -> None:
@@ -90,46 +91,39 @@ async def _until(condition: object, run: asyncio.Task[None]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def play_faults(models: Models, logs: Path, faults: list[Fault]) -> tuple[_Outcomes, Stage]:
-    stage, outcomes = Stage(*models, logs), _Outcomes()
-    await stage.start(("a", "b"))
-    try:
-        async with playing(stage, PLAYERS) as run:
-            for number, fault in enumerate(faults):
-                started = time.monotonic()
-                await _until(lambda: len(stage.fleet.healthy) == 2, run)
-                await strike(stage, fault, outcomes, run)
-                seconds = time.monotonic() - started
-                print(f"{number + 1}/{len(faults)} {fault}: {seconds:.1f} s", file=sys.stderr)
-    finally:
-        await stage.close()
-    return outcomes, stage
+async def play_faults(stage: Stage, faults: list[Fault]) -> _Outcomes:
+    """One fault after the other on the first of two engines, under load all the time."""
+    outcomes = _Outcomes()
+    async with playing(stage, PLAYERS) as run:
+        for number, fault in enumerate(faults):
+            started = time.monotonic()
+            await _until(lambda: len(stage.fleet.healthy) == 2, run)
+            await strike(stage, fault, outcomes, run)
+            print(f"{number + 1}/{len(faults)} {fault}: {time.monotonic() - started:.1f} s", file=sys.stderr)
+    return outcomes
 
 
-async def play_hopeless(models: Models, logs: Path) -> int:
+async def play_hopeless(models: Models, logs: Path, setting: Setting = EMBEDDED) -> int:
     """Runs that cannot go on; how many say which engine failed where."""
     named = 0
     for fault, words in (
-        (Fault(FaultKind.KILL, FaultPhase.SWAP), ("alone", "signal 9")),
-        (Fault(FaultKind.HANG, FaultPhase.GENERATE), ("alone", "took longer than")),
+        (Fault(FaultKind.KILL, FaultPhase.SWAP), ("alone", "signal 9", "phase swap")),
+        (Fault(FaultKind.HANG, FaultPhase.GENERATE), ("alone", "no answer to a probe")),
     ):
-        message = await _end_of(Stage(*models, logs, max_restarts=0), fault)
+        message = await _end_of(Stage(*models, logs, setting, max_restarts=0), fault)
         named += all(word in message for word in words)
+        print(message, file=sys.stderr)
     return named
 
 
 async def _end_of(stage: Stage, fault: Fault) -> str:
     """What a run on a single engine says when that is struck and may not come back."""
-    await stage.start(("alone",))
-    try:
-        async with playing(stage, PLAYERS) as run:
-            await _until(lambda: stage.fleet.members["alone"].version.step >= 2, run)
-            stage.actors["alone"].arm(fault)
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.wait({run})
-            return str(_first(run.exception()))
-    finally:
-        await stage.close()
+    async with started(stage, "alone"), playing(stage, PLAYERS) as run:
+        await _until(lambda: stage.fleet.members["alone"].version.step >= 2, run)
+        stage.actors["alone"].arm(fault)
+        async with asyncio.timeout(stage.setting.watch.wait_s):
+            await asyncio.wait({run})
+        return str(_first(run.exception()))
 
 
 def _first(error: BaseException | None) -> BaseException | None:
@@ -139,41 +133,52 @@ def _first(error: BaseException | None) -> BaseException | None:
     return error
 
 
-async def play_unprotected(models: Models, logs: Path) -> tuple[float, int]:
+async def play_unprotected(stage: Stage) -> tuple[float, int]:
     """Gap that wrong weights leave without receipts, and spans of old weights without the fence."""
-    stage = Stage(*models, logs)
-    await stage.start(("a",), TrustingPublisher)
-    try:
-        async with playing(stage, PLAYERS) as run:
-            await _until(lambda: stage.fleet.members["a"].version.step >= 2, run)
-            stage.actors["a"].arm(Fault(FaultKind.WRONG_WEIGHTS, FaultPhase.SWAP))
-            await stage.actors["a"].struck.wait()
-            seen = len(stage.episodes)
-            await _until(lambda: len(stage.episodes) >= seen + 2 * PLAYERS, run)
-        gap = stage.max_gap()
-        stage.router = OpenRouter(stage.fleet, WATCH.wait_s)
-        stage.episodes.clear()
-        async with playing(stage, PLAYERS) as run:
-            # Old weights may be gone again before a token is drawn of them; so a few times.
-            for _ in range(4):
-                seen = len(stage.episodes)
-                await _until(lambda seen=seen: len(stage.episodes) >= seen + PLAYERS, run)
-                stage.actors["a"].arm(Fault(FaultKind.OLD_WEIGHTS, FaultPhase.GENERATE))
-                await stage.actors["a"].struck.wait()
-        return gap, stage.unproven_spans()
-    finally:
-        await stage.close()
+    actor = stage.actors["a"]
+    await stage.publish_with(TrustingPublisher)
+    stage.episodes.clear()
+    async with playing(stage, PLAYERS) as run:
+        await _until(lambda: stage.fleet.members["a"].version.step >= 2, run)
+        actor.arm(Fault(FaultKind.WRONG_WEIGHTS, FaultPhase.SWAP))
+        await actor.struck.wait()
+        await _until_played(stage, 2 * PLAYERS, run)
+    gap = stage.max_gap()
+    stage.router = OpenRouter(stage.fleet, stage.setting.watch.wait_s)
+    stage.episodes.clear()
+    async with playing(stage, PLAYERS) as run:
+        # Old weights may be gone again before a token is drawn of them; so a few times.
+        for _ in range(4):
+            await _until_played(stage, PLAYERS, run)
+            actor.arm(Fault(FaultKind.OLD_WEIGHTS, FaultPhase.GENERATE))
+            await actor.struck.wait()
+    return gap, stage.unproven_spans()
 
 
-async def measure(folder: Path, faults: list[Fault]) -> None:
+async def _until_played(stage: Stage, count: int, run: asyncio.Task[None]) -> None:
+    seen = len(stage.episodes)
+    await _until(lambda: len(stage.episodes) >= seen + count, run)
+
+
+def make_models(folder: Path) -> Models:
+    """Weights of even and odd steps, and wrong ones, all of one shape."""
     shape = TINY_SHAPE.model_copy(update={"context_tokens": 4096})
     even, odd, wrong = (make_tiny_model(folder / str(seed), seed, shape) for seed in range(3))
-    models = ((even, odd), wrong)
-    outcomes, stage = await play_faults(models, folder, faults)
-    named = await play_hopeless(models, folder)
-    gap, unproven = await play_unprotected(models, folder)
+    return (even, odd), wrong
+
+
+async def measure(folder: Path, faults: list[Fault], setting: Setting, benchmark: str) -> None:
+    """Play all faults and the storms without protection, and print the line."""
+    models = make_models(folder)
+    stage = Stage(*models, folder, setting)
+    async with started(stage, "a", "b"):
+        outcomes = await play_faults(stage, faults)
+        max_gap, unproven_spans = stage.max_gap(), stage.unproven_spans()
+        publications = max(member.version.step for member in stage.fleet.members.values())
+        gap, unproven = await play_unprotected(stage)
+    named = await play_hopeless(models, folder, setting)
     report(
-        "fault_recovery",
+        benchmark,
         faults=len(faults),
         recovered=outcomes.recovered,
         named_errors=named,
@@ -181,13 +186,13 @@ async def measure(folder: Path, faults: list[Fault]) -> None:
         hangs=len(outcomes.hangs),
         hanging=outcomes.hangs,
         worst_over_deadline_s=round(outcomes.worst_over_s, 2),
-        max_gap=stage.max_gap(),
-        unproven_spans=stage.unproven_spans(),
+        max_gap=max_gap,
+        unproven_spans=unproven_spans,
         failed_episodes=len(stage.failed_episodes),
         found_without_protection=gap > GAP_LIMIT_NATS and unproven > 0,
         gap_without_receipts=gap,
         unproven_spans_without_fence=unproven,
-        publications=max(member.version.step for member in stage.fleet.members.values()),
+        publications=publications,
         regenerated=stage.router.regenerated,
         fenced=stage.router.fenced,
         players=PLAYERS,
@@ -197,7 +202,7 @@ async def measure(folder: Path, faults: list[Fault]) -> None:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(Path(folder), FAULTS))
+        asyncio.run(measure(Path(folder), FAULTS, EMBEDDED, "fault_recovery"))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import AsyncIterator
@@ -11,20 +12,24 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from agentrl.inference.checksum import tensor_checksum
-from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, FleetConfig
+from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, FleetConfig, StartedEngineConfig
 from agentrl.inference.fleet import Fleet, Member
 from agentrl.inference.router import EngineRouter
 from agentrl.inference.supervision import FleetSupervisor
-from agentrl.orchestration.engines import EngineLaunch, EngineProcess
+from agentrl.orchestration.commands import EngineLaunch
+from agentrl.orchestration.engines import EngineProcess
+from agentrl.rollouts.journal import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import ContextFullError, Session, session_key
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.chaos import ChaosEngine, Victim
 from agentrl.testing.tiny import tiny_chat
-from agentrl.types.batch import Receipt, WeightsManifest
+from agentrl.types.batch import Canary, Receipt, WeightsManifest
 from agentrl.types.episode import Agent, Episode
 from agentrl.types.errors import EngineError, EpisodeError
 from agentrl.types.generation import Generation, Sampling
@@ -35,15 +40,35 @@ from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
+from agentrl.weights.receipts import ReceiptBook
 from agentrl.weights.resync import Resynchronizer
 from tests.benchmarks.storm_verdict import find_max_gap
 
 FIRST = PolicyVersion(0, 0)
-CLIENT = ClientConfig(generate_s=60.0, control_s=2.0, load_s=4.0, connect_s=1.0)
-WATCH = FleetConfig(probe_s=0.5, suspect_s=1.5, dead_s=3.0, wait_s=60.0)
 LIMITS = Limits(max_turns=1 << 20, max_context_tokens=600, max_reply_tokens=80, tool_s=1.0, total_s=600.0)
+CANARY_IDS = tuple(range(20, 44))
 QUESTION = Message(Role.USER, "what is the count?")
-CALM_S = 0.2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What plays, and by what clock: engines, deadlines of calls, when an engine counts as lost.
+
+    `calm_s` lies between two publications.
+    """
+
+    engine: StartedEngineConfig
+    client: ClientConfig
+    watch: FleetConfig
+    calm_s: float
+
+
+EMBEDDED = Setting(
+    EmbeddedEngineConfig(args={"max_running_requests": 8}),
+    ClientConfig(generate_s=60.0, control_s=2.0, load_s=4.0, connect_s=1.0),
+    FleetConfig(probe_s=0.5, suspect_s=1.5, dead_s=3.0, wait_s=60.0),
+    calm_s=0.2,
+)
 
 
 @dataclass
@@ -53,6 +78,7 @@ class Stage:
     models: tuple[Path, Path]
     wrong: Path
     logs: Path
+    setting: Setting = EMBEDDED
     max_restarts: int = 1000
     processes: dict[str, EngineProcess] = field(default_factory=dict)
     actors: dict[str, ChaosEngine] = field(default_factory=dict)
@@ -63,13 +89,18 @@ class Stage:
     router: EngineRouter = field(init=False)
     publisher: StagedPublisher = field(init=False)
 
-    async def start(self, names: tuple[str, ...], publisher: type[StagedPublisher] = StagedPublisher) -> None:
-        for name in names:
-            await self._launch(name)
+    async def start(self, *names: str) -> None:
+        await asyncio.gather(*(self._launch(name) for name in names))
         self.fleet = Fleet(self.actors.values(), FIRST)
-        self.router = EngineRouter(self.fleet, WATCH.wait_s)
-        first = WeightsManifest("main", FIRST, str(self.models[0]), {}, 0)
-        self.publisher = publisher(self.fleet, DiskTransport(), PublishConfig(), first, WATCH.wait_s)
+        for name, actor in self.actors.items():
+            actor.turn = self.fleet.members[name].turn
+        self.router = EngineRouter(self.fleet, self.setting.watch.wait_s)
+        self.publisher = self._make_publisher(StagedPublisher)
+
+    async def publish_with(self, publisher: type[StagedPublisher]) -> None:
+        """Take another publisher from now on."""
+        await self.publisher.close()
+        self.publisher = self._make_publisher(publisher)
 
     async def engine_ended(self, name: str) -> str:
         return await self.processes[name].ended()
@@ -79,20 +110,23 @@ class Stage:
         if self.max_restarts == 0:
             raise EngineError("max_restarts = 0 allows no further start")
         self.max_restarts -= 1
-        return await self._launch(name)
+        actor = await self._launch(name)
+        actor.turn = self.fleet.members[name].turn
+        return actor
 
     async def publish_for_ever(self) -> None:
         """Publish one weight set after the other."""
-        for step in itertools.count(1):
+        newest = max(member.version.step for member in self.fleet.members.values())
+        for step in itertools.count(newest + 1):
             await self.publisher.publish(make_manifest(self.models[step % 2], PolicyVersion(0, step)))
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(self.setting.calm_s)
 
     async def talk_for_ever(self, number: int) -> None:
         """Play episodes to the end of their contexts; `replied_at` tells when this player last had a reply."""
         chat = tiny_chat(self.models[0])
         for played in itertools.count():
             record = EpisodeRecord(build_ticket(f"fault-{number}-{played}"), (Agent("agent", "main"),))
-            session = Session(record, "agent", chat, self.router, Sampling(), LIMITS)
+            session = Session(record, "agent", chat, self.router, Sampling(), LIMITS, NoLog())
             try:
                 while True:
                     await session.generate([QUESTION])
@@ -114,25 +148,34 @@ class Stage:
         return sum(span.version == FIRST for row in spans if row[0].version != FIRST for span in row)
 
     async def close(self) -> None:
-        await self.publisher.close()
         for process in self.processes.values():
             await process.close()
 
+    def _make_publisher(self, publisher: type[StagedPublisher]) -> StagedPublisher:
+        newest = max(member.version for member in self.fleet.members.values())
+        held = make_manifest(self.models[newest.step % 2], newest)
+        return publisher(self.fleet, DiskTransport(), PublishConfig(), held, self.setting.watch.wait_s)
+
     async def _launch(self, name: str) -> ChaosEngine:
-        config = EmbeddedEngineConfig(args={"max_running_requests": 8})
-        launch = EngineLaunch("main", name, self.models[0], FIRST, config, False, self.logs)
-        process = await EngineProcess.start(launch, CLIENT, PublishConfig())
-        victim = Victim(process._process.pid, self.wrong, self.models[0], FIRST)
+        launch = EngineLaunch("main", name, self.models[0], FIRST, self.setting.engine, False, self.logs)
+        process = await EngineProcess.start(launch, self.setting.client, PublishConfig())
+        victim = Victim(process.pid, self.wrong, self.models[0], FIRST)
         self.processes[name] = process
         self.actors[name] = ChaosEngine(process.client, victim)
         return self.actors[name]
 
 
+class _BlindBook(ReceiptBook):
+    def check(self, receipt: Receipt, manifest: WeightsManifest) -> None:
+        return
+
+
 class TrustingPublisher(StagedPublisher):
-    """The protection switched off: receipts are taken as they come."""
+    """The protection switched off: nothing is compared, neither digests nor the canary."""
 
     async def _sync(self, member: Member, manifest: WeightsManifest) -> Receipt | str:
-        return await super()._sync(member, dataclasses.replace(manifest, checksums={}))
+        self._book = _BlindBook()
+        return await super()._sync(member, dataclasses.replace(manifest, canary=None))
 
 
 class OpenRouter(EngineRouter):
@@ -143,11 +186,21 @@ class OpenRouter(EngineRouter):
 
 
 @asynccontextmanager
+async def started(stage: Stage, *names: str) -> AsyncIterator[None]:
+    """The stage's engines by these names, until the block ends."""
+    try:
+        await stage.start(*names)
+        yield
+    finally:
+        await stage.close()
+
+
+@asynccontextmanager
 async def playing(stage: Stage, num_players: int) -> AsyncIterator[asyncio.Task[None]]:
     """The stage in full play; the task ends only by the error that would end a run."""
 
     async def play() -> None:
-        supervisor = FleetSupervisor(stage.fleet, stage, WATCH)
+        supervisor = FleetSupervisor(stage.fleet, stage, stage.setting.watch)
         resynchronizer = Resynchronizer(stage.fleet, stage.publisher)
         async with asyncio.TaskGroup() as group:
             group.create_task(supervisor.run())
@@ -168,4 +221,14 @@ async def playing(stage: Stage, num_players: int) -> AsyncIterator[asyncio.Task[
 def make_manifest(folder: Path, version: PolicyVersion) -> WeightsManifest:
     tensors = load_file(folder / "model.safetensors")
     checksums = {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
-    return dataclasses.replace(WeightsManifest("main", version, str(folder), {}, 0), checksums=checksums)
+    return WeightsManifest("main", version, str(folder), checksums, 0, make_canary(folder))
+
+
+@functools.cache
+@torch.no_grad()
+def make_canary(folder: Path) -> Canary:
+    """What a trainer would say of a few tokens."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    logprobs_TV = network(torch.tensor([CANARY_IDS])).logits[0].log_softmax(-1)
+    picked = logprobs_TV[:-1].gather(1, torch.tensor(CANARY_IDS[1:])[:, None])[:, 0]
+    return Canary(CANARY_IDS, tuple(picked.tolist()))

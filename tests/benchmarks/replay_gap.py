@@ -29,7 +29,8 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
-from agentrl.orchestration.engines import EngineLaunch, EngineProcess
+from agentrl.orchestration.commands import EngineLaunch
+from agentrl.orchestration.engines import EngineProcess
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.tiny import make_tiny_model
 from agentrl.testing.tiny_moe import make_tiny_moe_model

@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from agentrl.rollouts.journal import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import Session
 from agentrl.testing.builders import build_ticket
@@ -49,7 +50,7 @@ async def measure(model: Path) -> list[list[float]]:
     episodes = []
     for number in range(NUM_EPISODES):
         record = EpisodeRecord(build_ticket(f"train-{number}"), (Agent("agent", "main"),))
-        episodes.append(await time_turns(Session(record, "agent", chat, engine, Sampling(), limits)))
+        episodes.append(await time_turns(Session(record, "agent", chat, engine, Sampling(), limits, NoLog())))
     return episodes[5:]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from agentrl.inference.client import EngineClient
 from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
+from agentrl.rollouts.journal import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import ContextFullError, Session, session_key
 from agentrl.testing.builders import build_ticket
@@ -113,7 +114,7 @@ class Storm:
         while not self._is_over:
             record = EpisodeRecord(build_ticket(f"storm-{number}-{played}"), (Agent("agent", "main"),))
             limits = self._plan.limits
-            session = Session(record, "agent", self._chat, self._router, Sampling(), limits)
+            session = Session(record, "agent", self._chat, self._router, Sampling(), limits, NoLog())
             message = QUESTION
             try:
                 while not self._is_over:

@@ -1,0 +1,106 @@
+"""Looks at what killed runs leave behind, and says what was lost, done twice or made again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.journal.entries import Ended, Intended, Leased, Turned
+from agentrl.journal.life import EpisodeLife
+from agentrl.journal.reading import read_journal
+
+EXTERNAL = "schema"
+
+
+@dataclass(slots=True)
+class KillVerdict:
+    """Facts of earlier looks, against which each later one is held.
+
+    `turns_lost` counts turns that were on record and are no more, or that acted without being on record;
+    `effects_twice` calls that one instance carried out twice, or an external one that ran twice at all;
+    `regenerated` turns made again and ended episodes played again; `ledger_gaps` episodes without exactly one line.
+    """
+
+    run: Path
+    count_file: Path
+    turns_lost: int = 0
+    regenerated: int = 0
+    ledger_gaps: int = 0
+    _turns: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    _intents: set[str] = field(default_factory=set)
+    _leased: set[str] = field(default_factory=set)
+    _twice: set[str] = field(default_factory=set)
+    _unknown: set[str] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Read the journal of a run that is dead, and compare."""
+        lives = read_journal(self.run / "journal").lives
+        final = self._on_ledger()
+        found: dict[tuple[str, int], bytes] = {}
+        for name, life in lives.items():
+            self._leased.add(name)
+            found |= self._read(name, life)
+        for key, digest in self._turns.items():
+            self.turns_lost += key[0] not in final and found.get(key) != digest
+        self._turns = {key: digest for key, digest in found.items() if key[0] not in final}
+        self._count_effects(set(final))
+
+    def close(self) -> None:
+        """The run is finished: every episode that was ever leased has one line."""
+        self.look()
+        lines = self._on_ledger()
+        self.ledger_gaps = sum(lines[name] != 1 for name in self._leased | set(lines))
+
+    @property
+    def effects_twice(self) -> int:
+        """Effects that happened twice."""
+        return len(self._twice)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that acted."""
+        return len(self._intents)
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that were leased."""
+        return len(self._leased)
+
+    def _read(self, name: str, life: EpisodeLife) -> dict[tuple[str, int], bytes]:
+        turns: dict[tuple[str, int], bytes] = {}
+        has_ended = False
+        for entry in life.entries:
+            match entry:
+                case Leased():
+                    self.regenerated += has_ended
+                case Turned():
+                    key = (name, entry.turn.index)
+                    self.regenerated += key in turns
+                    turns[key] = entry.nodes[-1].token_ids.tobytes()
+                case Intended():
+                    self._intents |= {effect.effect_id for effect in entry.effects}
+                case Ended():
+                    has_ended = True
+        return turns
+
+    def _count_effects(self, final: set[str]) -> None:
+        effects = [line.split(" ", 2) for line in _lines(self.count_file)]
+        in_instance = Counter((effect, instance) for effect, instance, _ in effects)
+        outside = Counter(effect for effect, _, tool in effects if tool == EXTERNAL)
+        self._twice |= {effect for (effect, _), times in in_instance.items() if times > 1}
+        self._twice |= {effect for effect, times in outside.items() if times > 1}
+        acted = {effect for effect, _, _ in effects if effect.split("/")[0] not in final}
+        self.turns_lost += len(acted - self._intents - self._unknown)
+        self._unknown |= acted - self._intents
+
+    def _on_ledger(self) -> Counter[str]:
+        return Counter(json.loads(line)["episode_id"] for line in _lines(self.run / "ledger.jsonl"))
+
+
+def _lines(file: Path) -> list[str]:
+    """Whole lines of a file; one that a kill cut off was never finished."""
+    if not file.is_file():
+        return []
+    return [line for line in file.read_text().split("\n")[:-1] if line]
