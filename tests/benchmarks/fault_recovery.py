@@ -2,15 +2,16 @@
 
 Every kind of fault strikes at every phase where it means something: kill, hang (SIGSTOP), slowness, a lost reply,
 a call that comes twice, wrong weights under the right label, and old weights behind everybody's back. The run goes
-on when every player has had a reply after the fault and a newer version is served; it has recovered when the struck
+on when every player has had new tokens after the fault and a newer version is served; it has recovered when the struck
 engine serves again, with a receipt.
 
 Figures: `faults`; `recovered`; `named_errors`, runs with nothing to go on with that ended by an error naming engine
-and phase, of `hopeless`; `hangs`, faults after which neither happened in 60 s; `worst_over_deadline_s`, the longest
-time from a fault to the run's going on, less the deadlines that are declared for it; `tokens_twice`-like checks are
-`max_gap`, of every token that was committed, recomputed under the version that its span names, and
-`unproven_spans`, spans of old weights that came back. `found_without_protection`: without receipts wrong weights
-show as a gap, without the publish fence old weights show as unproven spans.
+and phase, of `hopeless`; `hangs`, faults after which neither happened in 60 s; `held`, faults that took an engine away
+and let the run go on only once it was back; `worst_over_deadline_s`, the longest time from a fault to the run's going
+on, less the deadlines that are declared for it; `tokens_twice`-like checks are `max_gap`, of every token that was
+committed, recomputed under the version that its span names, and `unproven_spans`, spans of old weights that came back.
+`found_without_protection`: without receipts wrong weights show as a gap, without the publish fence old weights show as
+unproven spans.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ Models = tuple[tuple[Path, Path], Path]
 PLAYERS = 8
 GAP_LIMIT_NATS = 1e-3
 EVERYWHERE = (FaultKind.KILL, FaultKind.HANG, FaultKind.SLOW, FaultKind.LOST_REPLY, FaultKind.DUPLICATED)
+TAKING_AWAY = (FaultKind.KILL, FaultKind.HANG)
 FAULTS = [Fault(kind, phase) for kind in EVERYWHERE for phase in FaultPhase] + [
     Fault(FaultKind.WRONG_WEIGHTS, FaultPhase.SWAP),
     Fault(FaultKind.OLD_WEIGHTS, FaultPhase.GENERATE),
@@ -52,6 +54,7 @@ class _Outcomes:
     def __init__(self) -> None:
         self.recovered = 0
         self.hangs: list[str] = []
+        self.held: list[str] = []
         self.worst_over_s = -1e9
 
 
@@ -67,6 +70,8 @@ async def strike(stage: Stage, fault: Fault, outcomes: _Outcomes, run: asyncio.T
             await _until(lambda: _goes_on(stage, struck_at, version), run)
             over_s = time.monotonic() - struck_at - declared_s(fault, stage.setting.watch, 1.0)
             outcomes.worst_over_s = max(outcomes.worst_over_s, over_s)
+            if fault.kind in TAKING_AWAY and _serves_beyond(stage, "a", version):
+                outcomes.held.append(str(fault))
             await _until(lambda: _serves_beyond(stage, "a", version), run)
     except TimeoutError:
         outcomes.hangs.append(str(fault))
@@ -75,7 +80,7 @@ async def strike(stage: Stage, fault: Fault, outcomes: _Outcomes, run: asyncio.T
 
 
 def _goes_on(stage: Stage, struck_at: float, version: PolicyVersion) -> bool:
-    everybody = all(stage.replied_at.get(number, 0.0) > struck_at for number in range(PLAYERS))
+    everybody = all(stage.heard_at.get(number, 0.0) > struck_at for number in range(PLAYERS))
     return everybody and any(member.version > version for member in stage.fleet.members.values())
 
 
@@ -185,6 +190,7 @@ async def measure(folder: Path, faults: list[Fault], setting: Setting, benchmark
         hopeless=2,
         hangs=len(outcomes.hangs),
         hanging=outcomes.hangs,
+        held=outcomes.held,
         worst_over_deadline_s=round(outcomes.worst_over_s, 2),
         max_gap=max_gap,
         unproven_spans=unproven_spans,

@@ -32,7 +32,7 @@ from agentrl.testing.tiny import tiny_chat
 from agentrl.types.batch import Canary, Receipt, WeightsManifest
 from agentrl.types.episode import Agent, Episode
 from agentrl.types.errors import EngineError, EpisodeError
-from agentrl.types.generation import Generation, Sampling
+from agentrl.types.generation import Generation, GenerationRequest, Sampling
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Limits
 from agentrl.types.trajectory import build_trajectories
@@ -83,7 +83,7 @@ class Stage:
     processes: dict[str, EngineProcess] = field(default_factory=dict)
     actors: dict[str, ChaosEngine] = field(default_factory=dict)
     episodes: list[Episode] = field(default_factory=list)
-    replied_at: dict[int, float] = field(default_factory=dict)
+    heard_at: dict[int, float] = field(default_factory=dict)
     failed_episodes: list[str] = field(default_factory=list)
     fleet: Fleet = field(init=False)
     router: EngineRouter = field(init=False)
@@ -122,15 +122,15 @@ class Stage:
             await asyncio.sleep(self.setting.calm_s)
 
     async def talk_for_ever(self, number: int) -> None:
-        """Play episodes to the end of their contexts; `replied_at` tells when this player last had a reply."""
+        """Play episodes to the end of their contexts; `heard_at` tells when this player last had new tokens."""
         chat = tiny_chat(self.models[0])
+        ear = _Ear(self, number)
         for played in itertools.count():
             record = EpisodeRecord(build_ticket(f"fault-{number}-{played}"), (Agent("agent", "main"),))
-            session = Session(record, "agent", chat, self.router, Sampling(), LIMITS, NoLog())
+            session = Session(record, "agent", chat, ear, Sampling(), LIMITS, NoLog())
             try:
                 while True:
                     await session.generate([QUESTION])
-                    self.replied_at[number] = time.monotonic()
             except ContextFullError:
                 pass
             except EpisodeError as error:
@@ -163,6 +163,20 @@ class Stage:
         self.processes[name] = process
         self.actors[name] = ChaosEngine(process.client, victim)
         return self.actors[name]
+
+
+@dataclass(frozen=True)
+class _Ear:
+    """The stage's router as one player has it: notes when tokens come, be it a whole reply or what an abort left."""
+
+    stage: Stage
+    number: int
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        generation = await self.stage.router.generate(request)
+        if len(generation.token_ids):
+            self.stage.heard_at[self.number] = time.monotonic()
+        return generation
 
 
 class _BlindBook(ReceiptBook):

@@ -64,7 +64,7 @@ async def test_the_other_server_goes_on_whatever_befalls_one(sglang: Config, tmp
         outcomes = await play_faults(stage, FAULTS)
         assert outcomes.hangs == []
         assert outcomes.recovered == len(FAULTS)
-        assert outcomes.worst_over_s < 5.0
+        assert outcomes.held == []
         assert stage.failed_episodes == []
         assert stage.max_gap() < GAP_LIMIT_NATS
         assert stage.unproven_spans() == 0
