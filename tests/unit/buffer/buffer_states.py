@@ -8,6 +8,8 @@ from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypothesis import strategies as st
+
 from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger, LedgerLine
@@ -32,6 +34,31 @@ def make_buffer(
         versions={"main": PolicyVersion(0, options.pop("step", 0))},
         frontier=options.pop("frontier", FrontierState()),
         ledger=Ledger(lines.append),
+        **options,
+    )
+
+
+def configs(windows_beyond_step: list[int | None]) -> st.SearchStrategy[BufferConfig]:
+    """Small buffers of every kind; the window of their order is given as groups beyond a step."""
+    return st.builds(
+        _make_config,
+        group_size=st.integers(1, 3),
+        groups_per_step=st.integers(1, 2),
+        max_staleness=st.sampled_from([1, 2, 0]),
+        staleness=st.sampled_from(["mask_spans", "wait", "withhold"]),
+        group_filter=st.sampled_from(["none", "spread"]),
+        window_beyond_step=st.sampled_from(windows_beyond_step),
+    )
+
+
+def _make_config(
+    group_size: int, groups_per_step: int, group_filter: str, window_beyond_step: int | None, **options: Any
+) -> BufferConfig:
+    return BufferConfig(
+        group_size=group_size,
+        groups_per_step=groups_per_step,
+        order_window=None if window_beyond_step is None else groups_per_step + window_beyond_step,
+        group_filter=group_filter if group_size > 1 else "none",
         **options,
     )
 

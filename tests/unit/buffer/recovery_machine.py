@@ -6,13 +6,12 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from buffer_states import at, attempt
+from buffer_states import at, attempt, configs
 from crashing_run import CrashingRun, DiedError, MemoryWriter
 from durable_model import DurableModel, as_seen
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.recovery import recover
 from agentrl.types.episode import Ticket
 from agentrl.types.errors import Boundary, Failure
@@ -34,25 +33,8 @@ class RecoveryMachine(RuleBasedStateMachine):
         self.unleased: dict[str, Ticket] = {}
         self.known: set[str] = set()
 
-    @initialize(
-        group_size=st.integers(1, 3),
-        groups=st.integers(1, 2),
-        staleness=st.sampled_from([1, 2, 0]),
-        policy=st.sampled_from(["mask_spans", "wait", "withhold"]),
-        group_filter=st.sampled_from(["none", "spread"]),
-        places=st.sampled_from([12, 5]),
-        attempts=st.integers(1, 2),
-        window_beyond_step=st.sampled_from([None, 0, 1]),
-    )
-    def begin(self, group_size, groups, staleness, policy, group_filter, places, attempts, window_beyond_step):
-        config = BufferConfig(
-            group_size=group_size,
-            groups_per_step=groups,
-            max_staleness=staleness,
-            staleness=policy,
-            order_window=None if window_beyond_step is None else groups + window_beyond_step,
-            group_filter=group_filter if group_size > 1 else "none",
-        )
+    @initialize(config=configs([None, 0, 1]), places=st.sampled_from([12, 5]), attempts=st.integers(1, 2))
+    def begin(self, config, places, attempts):
         self.model = DurableModel(config, places, attempts)
         self.run = CrashingRun(config, places, attempts, self.recover)
         self.run.start()

@@ -6,6 +6,7 @@ from crashing_run import CrashingRun, DiedError
 
 from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import FrontierState
+from agentrl.buffer.recovery import Recovered
 
 CONFIG = BufferConfig(group_size=2, groups_per_step=1, max_staleness=1, group_filter="spread")
 
@@ -23,6 +24,19 @@ async def play_all(run: CrashingRun, rewards: dict[int, float]) -> list[str]:
     return names
 
 
+async def die_in_take(num_lost: int) -> tuple[CrashingRun, Recovered, list[str]]:
+    """A run that died while it recorded its first step, begun anew without the last entries of its disk."""
+    run = CrashingRun(CONFIG, places=4, attempts=1)
+    run.start()
+    names = await play_all(run, {0: 0.0, 1: 1.0})
+    run.buffer_disk.dies_in_append = True
+    with pytest.raises(DiedError):
+        await run.buffer.take(at(0))
+    run.buffer_disk.crash(num_lost)
+    recovered, _ = run.start()
+    return run, recovered, names
+
+
 async def test_a_drop_that_a_checkpoint_saw_and_no_record_kept_is_not_on_the_ledger_twice():
     run = CrashingRun(CONFIG, places=4, attempts=1)
     run.start()
@@ -38,28 +52,14 @@ async def test_a_drop_that_a_checkpoint_saw_and_no_record_kept_is_not_on_the_led
 
 
 async def test_a_step_whose_record_was_kept_is_done_though_the_trainer_never_heard_of_it():
-    run = CrashingRun(CONFIG, places=4, attempts=1)
-    run.start()
-    names = await play_all(run, {0: 0.0, 1: 1.0})
-    run.buffer_disk.dies_in_append = True
-    with pytest.raises(DiedError):
-        await run.buffer.take(at(0))
-    run.buffer_disk.crash(num_lost=0)
-    recovered, _ = run.start()
+    run, recovered, names = await die_in_take(num_lost=0)
     [batch] = await run.redo(recovered)
     assert [episode.episode_id for episode in batch.episodes] == names
     assert run.buffer.frontier() == FrontierState(1)
 
 
 async def test_a_step_whose_record_was_lost_is_taken_anew():
-    run = CrashingRun(CONFIG, places=4, attempts=1)
-    run.start()
-    names = await play_all(run, {0: 0.0, 1: 1.0})
-    run.buffer_disk.dies_in_append = True
-    with pytest.raises(DiedError):
-        await run.buffer.take(at(0))
-    run.buffer_disk.crash(num_lost=1)
-    recovered, _ = run.start()
+    run, recovered, names = await die_in_take(num_lost=1)
     assert recovered.redo == ()
     batch = (await run.buffer.take(at(0)))["main"]
     assert [episode.episode_id for episode in batch.episodes] == names

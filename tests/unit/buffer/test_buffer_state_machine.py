@@ -4,12 +4,11 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 
-from buffer_states import BufferModel, at, attempt, good_episode, make_buffer
+from buffer_states import BufferModel, at, attempt, configs, good_episode, make_buffer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.ledger import LedgerLine
 from agentrl.testing.builders import build_episode
 from agentrl.types.errors import Boundary, Failure
@@ -25,25 +24,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.lines: list[LedgerLine] = []
 
-    @initialize(
-        group_size=st.integers(1, 3),
-        groups=st.integers(1, 2),
-        staleness=st.sampled_from([1, 2, 0]),
-        policy=st.sampled_from(["mask_spans", "wait", "withhold"]),
-        group_filter=st.sampled_from(["none", "spread"]),
-        places=st.sampled_from([12, 5, 1]),
-        attempts=st.integers(1, 2),
-        window_beyond_step=st.sampled_from([None, 0, 1, 4]),
-    )
-    def begin(self, group_size, groups, staleness, policy, group_filter, places, attempts, window_beyond_step):
-        config = BufferConfig(
-            group_size=group_size,
-            groups_per_step=groups,
-            max_staleness=staleness,
-            staleness=policy,
-            order_window=None if window_beyond_step is None else groups + window_beyond_step,
-            group_filter=group_filter if group_size > 1 else "none",
-        )
+    @initialize(config=configs([None, 0, 1, 4]), places=st.sampled_from([12, 5, 1]), attempts=st.integers(1, 2))
+    def begin(self, config, places, attempts):
         self.model = BufferModel(config, places, attempts)
         self.buffer = make_buffer(config, self.lines, places, attempts)
 
