@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig
 from agentrl.orchestration.commands import EngineLaunch, engine_command
+from agentrl.process.ports import free_port
 from agentrl.process.remote import tail
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
@@ -35,7 +35,7 @@ class EngineProcess:
             ConfigError: it ended by itself while starting; carries the end of its log.
             EngineError: it did not answer in time.
         """
-        port = _free_port()
+        port = free_port()
         command, environment = engine_command(launch, port)
         with launch.log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -133,9 +133,3 @@ async def _succeeds(look: Callable[[], Awaitable[object]]) -> bool:
     except EngineError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

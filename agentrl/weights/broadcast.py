@@ -14,12 +14,12 @@ import asyncio
 import contextlib
 import itertools
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.process.ports import free_port
 from agentrl.protocols import Engine
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import EngineError
@@ -133,7 +133,7 @@ class BroadcastTransport:
         name = f"agentrl-{os.getpid()}-{next(_numbers)}"
         log = self._logs / f"sender-{engine.name}.log"
         sender = await SenderProcess.start(f"sender-{engine.name}", log)
-        port, world_size = _free_port(), 1 + config.ranks_per_engine
+        port, world_size = free_port(""), 1 + config.ranks_per_engine
         body = {
             "master_address": config.master_address,
             "master_port": port,
@@ -172,9 +172,3 @@ async def _both(first: Any, second: Any) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
-from tests.servers.process import find_free_port, running_server
+from agentrl.process.ports import free_port
+from tests.servers.process import running_server
 
 FIRST_VERSION = "0.0"
 _START_S = 240.0
@@ -210,7 +211,7 @@ class Reference:
 @contextmanager
 def running_engine(model: Path, log: Path, *options: str) -> Iterator[str]:
     """An embedded engine process; gives its base URL."""
-    port = find_free_port()
+    port = free_port()
     command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(model), "--port", str(port)]
     with running_server([*command, "--weight-version", FIRST_VERSION, *options], port, log, _START_S) as url:
         yield url

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from engine_server import EngineCalls, EngineServer, Reference, logprobs_of, running_engine, spans_of
 
+from agentrl.process.ports import free_port
 from agentrl.weights.buckets import Bucket
 from agentrl.weights.sender import SenderProcess
 
@@ -39,9 +40,7 @@ async def hasty(engine_model: Path, other_model: Path, tmp_path: Path) -> AsyncI
 
 
 async def _join(engine: EngineCalls, sender: SenderProcess) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     name = f"group-{os.getpid()}-{next(_numbers)}"
     body = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
     joining = sender.call("join", 0, "127.0.0.1", port, 2, name, "gloo", 90.0, result=type(None), deadline_s=90)

@@ -12,7 +12,7 @@ from flattened import flatten
 from safetensors.torch import load_file
 from torch.distributed import destroy_process_group
 
-from tests.servers.process import find_free_port
+from agentrl.process.ports import free_port
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 
@@ -60,7 +60,7 @@ async def test_a_broadcast_reaches_every_shard(
     pieces = list(tensors.values())
     if load_format:
         pieces = [torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in pieces])]
-    port, name = find_free_port(), f"broadcast-{load_format}"
+    port, name = free_port(), f"broadcast-{load_format}"
     place = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 3}
     joined = asyncio.create_task(
         sharded_engine.ok("/init_weights_update_group", group_name=name, backend="gloo", **place)

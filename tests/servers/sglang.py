@@ -10,8 +10,9 @@ from typing import Any
 
 from agentrl.inference.config import SGLangEngineConfig
 from agentrl.orchestration.commands import EngineLaunch, engine_command
+from agentrl.process.ports import free_port
 from agentrl.types.version import PolicyVersion
-from tests.servers.process import find_free_port, running_server
+from tests.servers.process import running_server
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
@@ -63,7 +64,7 @@ def running_sglang(kind: str, model: Path, log: Path, version: str, max_running_
     """
     config = sglang_config(kind, max_running_requests)
     launch = EngineLaunch("main", kind, model, PolicyVersion.parse(version), config, False, log.parent)
-    port = find_free_port()
+    port = free_port()
     command, environment = engine_command(launch, port)
     with running_server(command, port, log, START_S, environment) as url:
         yield url

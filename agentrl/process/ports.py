@@ -1,0 +1,44 @@
+"""Ports for servers that another process is to start a little later."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+_FIRST = 10_000
+_LINUX_DEFAULT = 32_768
+_TRIES = 100
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of this machine that nobody listens on now, and that no connection is given by chance until it is used.
+
+    A port that the kernel chose would go to the next connection of any process that asks for none in particular, and
+    a server takes seconds to bind its own. So it lies below the range that the kernel chooses from, where there is
+    room. Example: 21774, while ``ip_local_port_range`` is 32768 to 60999.
+    """
+    last = _first_of_the_kernel()
+    for port in random.SystemRandom().sample(range(_FIRST, last), _TRIES) if last >= _FIRST + _TRIES else ():
+        if _is_free(host, port):
+            return port
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _first_of_the_kernel() -> int:
+    """Where the range begins that the kernel chooses from; elsewhere than on Linux nobody says."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _LINUX_DEFAULT
