@@ -177,7 +177,7 @@ async def measure(folder: Path, faults: list[Fault], setting: Setting, benchmark
     models = make_models(folder)
     stage = Stage(*models, folder, setting)
     async with started(stage, "a", "b"):
-        outcomes = await play_faults(stage, faults)
+        outcomes, router = await play_faults(stage, faults), stage.router
         max_gap, unproven_spans = stage.max_gap(), stage.unproven_spans()
         publications = max(member.version.step for member in stage.fleet.members.values())
         gap, unproven = await play_unprotected(stage)
@@ -199,8 +199,8 @@ async def measure(folder: Path, faults: list[Fault], setting: Setting, benchmark
         gap_without_receipts=gap,
         unproven_spans_without_fence=unproven,
         publications=publications,
-        regenerated=stage.router.regenerated,
-        fenced=stage.router.fenced,
+        regenerated=router.regenerated,
+        fenced=router.fenced,
         players=PLAYERS,
     )
 
