@@ -180,10 +180,10 @@ class JournalIndex:
         )
 
     def _read(self, places: Iterable[tuple[str, int, int]]) -> Iterator[tuple[int, Any]]:
-        """Entries by segment's name, start and what the caller knows them by; neighbours share an open file."""
+        """Entries by segment's name, start and what the caller knows them by; each is read from front to back."""
         for name, group in groupby(places, key=itemgetter(0)):
             with SegmentReader(self.folder / name) as reader:
-                for _, start, number in group:
+                for _, start, number in sorted(group):
                     yield number, _entry_at(reader, start)
 
 

@@ -25,7 +25,7 @@ from agentrl.types.errors import StorageError
 # Magic, schema and kind as one number, the payload's length, the checksum, the key (signed, as SQLite has it).
 _HEAD_AND_KEY = struct.Struct("<QIQq")
 _HEAD_BYTES = 12
-_AHEAD_BYTES = 4096
+_AHEAD_BYTES = 2**18
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -55,6 +55,7 @@ class SegmentReader:
             self._descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise _unreadable(path, error) from error
+        self._ahead, self._ahead_at = b"", 0
         self.header = SegmentHeader.of(self.bytes_at(0, HEADER_BYTES), path)
 
     def __enter__(self) -> SegmentReader:
@@ -94,12 +95,19 @@ class SegmentReader:
         """The frame that begins at a place, or why none does. Raises StorageError."""
         if self.header is None:
             return Tear(0, "the file has no header")
-        data = self.bytes_at(start, _AHEAD_BYTES)
-        end = FRAME_HEADER_BYTES + int.from_bytes(data[8:_HEAD_BYTES], "little")
-        if len(data) == _AHEAD_BYTES and end > _AHEAD_BYTES:
-            data += self.bytes_at(start + _AHEAD_BYTES, min(end, self.size - start) - _AHEAD_BYTES)
-        piece = next(read_frames(self.header.identity, data[:end], start), Tear(start, "the file ends here"))
+        head = self._bytes_ahead(start, FRAME_HEADER_BYTES)
+        data = self._bytes_ahead(start, FRAME_HEADER_BYTES + int.from_bytes(head[8:_HEAD_BYTES], "little"))
+        piece = next(read_frames(self.header.identity, data, start), Tear(start, "the file ends here"))
         return Tear(start, piece.reason) if isinstance(piece, Damage) else piece
+
+    def _bytes_ahead(self, start: int, count: int) -> bytes:
+        """As `bytes_at`, out of a larger piece: neighbours cost no call each, nor other threads their turn."""
+        offset = start - self._ahead_at
+        if offset < 0 or offset + count > len(self._ahead):
+            # What stands there may be damaged, and be any length but what the file has.
+            self._ahead = self.bytes_at(start, max(min(count, self.size - start), _AHEAD_BYTES))
+            self._ahead_at, offset = start, 0
+        return self._ahead[offset : offset + count]
 
     def scan(self, start: int = HEADER_BYTES, buffer_limit: int | None = None) -> Scan:
         """Find what lies behind `start`; stops before an entry of no single episode at `buffer_limit` or behind it.
