@@ -4,7 +4,8 @@ Weights of two versions go to the engine in turn, while two requests are always 
 
 Figures: `transports`, each with `gap_s`, from the pause to the end of the resumption (mean of `publications`), and
 `seconds` of the whole publication; `broadcast_over_gloo`, the time in which the broadcast's buckets reach the engine
-over that of a bare gloo broadcast of the same bytes between two processes, both beside the same load;
+over that of a bare gloo broadcast of the same bytes between two processes, both beside the same load, and
+`broadcast_over_gloo_idle`, both without any;
 `lora_extra_bytes_fraction`, the bytes that a LoRA publication sends beside the adapter's tensors, as a fraction of
 these; `lora_token_gap_ratio`, the mean time between two tokens of a bystander while adapters load, over that
 between such loads, and `lora_p95_gap_ratio`, of the 95th percentiles;
@@ -22,7 +23,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
 from agentrl.inference.fleet import Fleet
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.ports import free_port
 from agentrl.protocols import Engine, WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.version import PolicyVersion
@@ -50,10 +53,20 @@ from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl.weights.sender import SenderProcess
 from agentrl.weights.tensors import TensorTransport
-from tests.benchmarks.publish_load import CHANGED_FRACTION, FIRST, LOAD_S, load, make_weights, token_gaps, until_tokens
+from tests.benchmarks.publish_load import (
+    CHANGED_FRACTION,
+    FIRST,
+    LOAD_S,
+    load,
+    make_weights,
+    no_load,
+    token_gaps,
+    until_tokens,
+)
 from tests.benchmarks.report import report
 from tests.integration.lora_adapters import make_adapter
 
+Surroundings = Callable[[str], AbstractAsyncContextManager[None]]
 PUBLICATIONS = 4
 RANK = 16
 
@@ -71,12 +84,14 @@ class Bench:
         self._version = self._version.next()
         return dataclasses.replace(self._manifests[self._version.step % 2], version=self._version)
 
-    async def publish(self, transport: WeightTransport, manifests: list[WeightsManifest]) -> list[Receipt]:
-        """Publish under load; the first publication, which forms groups and the like, does not count."""
+    async def publish(
+        self, transport: WeightTransport, manifests: list[WeightsManifest], beside: Surroundings = load
+    ) -> list[Receipt]:
+        """Publish beside a load; the first publication, which forms groups and the like, does not count."""
         fleet = Fleet([self.client], FIRST)
         publisher = StagedPublisher(fleet, transport, PublishConfig(), manifests[0])
         receipts = []
-        async with load(self.client.url):
+        async with beside(self.client.url):
             for manifest in manifests:
                 receipts += await publisher.publish(manifest)
         await publisher.close()
@@ -105,12 +120,12 @@ class _TimedBroadcast(BroadcastTransport):
         self.times.append(time.monotonic() - started)
 
 
-async def measure_broadcast(bench: Bench) -> float:
+async def measure_broadcast(bench: Bench, beside: Surroundings) -> float:
     """Seconds of the buckets' way to the engine over those of a bare broadcast of the same bytes, load and all."""
     transport = _TimedBroadcast(bench.logs)
     manifests = [bench.manifest() for _ in range(PUBLICATIONS + 1)]
-    await bench.publish(transport, manifests)
-    async with load(bench.client.url):
+    await bench.publish(transport, manifests, beside)
+    async with beside(bench.client.url):
         bare_s = await _bare_gloo_s(Path(manifests[0].path), bench.logs)
     return statistics.median(transport.times[1:]) / bare_s
 
@@ -119,7 +134,7 @@ async def _bare_gloo_s(folder: Path, logs: Path) -> float:
     """Two senders, of which one receives: both call broadcast, rank 1 into what it holds already."""
     config = BroadcastTransportConfig()
     pair = [await SenderProcess.start(f"bare-{rank}", logs / f"bare-{rank}.log") for rank in range(2)]
-    arguments = ("127.0.0.1", 29631, 2, "bare", "gloo", config.join_s)
+    arguments = ("127.0.0.1", free_port(), 2, "bare", "gloo", config.join_s)
     joins = (s.call("join", rank, *arguments, result=type(None), deadline_s=60.0) for rank, s in enumerate(pair))
     await asyncio.gather(*joins)
     times = []
@@ -235,7 +250,7 @@ async def measure(model: Path, folder: Path) -> None:
             await measure_transport(bench, "broadcast", broadcast),
             await measure_transport(bench, "delta", delta),
         ]
-        ratio = await measure_broadcast(bench)
+        ratio, idle_ratio = await measure_broadcast(bench, load), await measure_broadcast(bench, no_load)
         in_place = await measure_in_place(bench)
         lora = await measure_adapter(bench, model, folder)
     finally:
@@ -246,6 +261,7 @@ async def measure(model: Path, folder: Path) -> None:
         "publish_gap",
         transports=transports,
         broadcast_over_gloo=round(ratio, 3),
+        broadcast_over_gloo_idle=round(idle_ratio, 3),
         **{name: round(value, 4) for name, value in lora.items()},
         **{name: round(value, 2) for name, value in in_place.items()},
         delta_sent_fraction=round(delta.sent_bytes / delta.full_bytes, 4),

@@ -35,6 +35,12 @@ async def load(url: str) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@asynccontextmanager
+async def no_load(url: str) -> AsyncIterator[None]:
+    """An idle engine."""
+    yield
+
+
 async def token_gaps(url: str, gaps: list[float]) -> None:
     """Generate for ever and write down the time between two tokens. Waits for: tokens. Unblocked by: cancellation."""
     body = {"input_ids": PROMPT, "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
