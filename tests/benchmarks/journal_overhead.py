@@ -4,8 +4,8 @@ Part of the benchmark `journal_rate`. The policy does not move (its steps are to
 seeded, so both runs of a pair play the same episodes and differ by the journal alone; which of them comes first
 changes from pair to pair. Figures: `overhead_fraction`, the median over the pairs of the seconds with the journal over
 those without, minus 1, and `overhead_low` and `overhead_high`, its bootstrapped 95 % interval; `busy_fraction`, the
-seconds that the journal's own code took (packing on the event loop, writing in its thread, syncs included) over the
-wall time; `turns_per_s`.
+seconds that the journal's own code took (packing on the event loop, processor time of writing and syncs in its thread)
+over the wall time; `turns_per_s`.
 """
 
 from __future__ import annotations
