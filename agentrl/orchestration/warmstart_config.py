@@ -58,8 +58,8 @@ class LessonConfig(ConfigModel):
     max_steps: Annotated[int, Field(gt=0)] = 500
     """Steps at most; the learning rate is constant, but for the fall at the end of the last lesson."""
     enough_nats: float | None = None
-    """The lesson ends early once an unseen episode of the expert costs at most this. Only experts without
-    chance have a cost that goes to zero; without a value all steps are taken."""
+    """The lesson ends early once an unseen episode of the expert costs at most this at two checks in a row. Only
+    experts without chance have a cost that goes to zero; without a value all steps are taken."""
 
 
 class WarmStartConfig(ConfigModel):

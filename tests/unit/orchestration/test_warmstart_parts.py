@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +13,8 @@ from agentrl.orchestration.ending import first_failure
 from agentrl.orchestration.evaluation import Evaluator
 from agentrl.orchestration.players import build_scaffold
 from agentrl.orchestration.transcripts import Teacher
-from agentrl.orchestration.warmstart import _find_gguf, _fixed_texts, _shuffled_for_ever, _without
-from agentrl.orchestration.warmstart_config import GgufModel
+from agentrl.orchestration.warmstart import WarmStart, _find_gguf, _fixed_texts, _Pool, _shuffled_for_ever, _without
+from agentrl.orchestration.warmstart_config import GgufModel, LessonConfig, load_warmstart_config
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.rollouts.journal import NoJournal
@@ -117,3 +119,26 @@ def test_of_several_failures_the_first_that_is_no_cancellation_counts():
     engine, stall = EngineError("engine 0 died"), StalledError("no batch")
     inner = BaseExceptionGroup("produce", [asyncio.CancelledError(), engine])
     assert first_failure(BaseExceptionGroup("loops", [asyncio.CancelledError(), inner, stall])) is engine
+
+
+class _Pupil:
+    """A trainer whose checks come out as they are told."""
+
+    def __init__(self, checks: list[float]) -> None:
+        self._checks = iter(checks)
+
+    async def supervised_step(self, batch: list, fall: float) -> float:
+        return 1.0
+
+    async def supervised_loss(self, sequences: list) -> float:
+        return next(self._checks)
+
+
+async def test_one_check_that_comes_out_low_by_chance_does_not_end_a_lesson(tmp_path):
+    observer = SimpleNamespace(on_phase=lambda text: None, on_progress=lambda done, total, text: None)
+    recipe = Path(__file__).parents[3] / "environments" / "sql" / "warmstart.toml"
+    warm_start = WarmStart(load_warmstart_config(recipe, [f"output={tmp_path / 'model'}"]), observer)
+    lesson = LessonConfig(expert="expert", transcripts=1, max_steps=450, enough_nats=0.1)
+    pool = _Pool([SimpleNamespace(selected=[0])], [SimpleNamespace(selected=[0])])
+    steps, nats = await warm_start._teach(_Pupil([0.3, 0.09, 0.25, 0.1, 0.05, 0.0]), lesson, pool, decay_steps=0)
+    assert (steps, nats) == (125, 0.05)
