@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,6 @@ from agentrl.types.errors import AgentRLError, ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
 
 _FIRST = PolicyVersion(0, 0)
-_SWITCH_S = 0.0005
 
 
 async def start_run(config: RunConfig, observer: RunObserver) -> RunSummary:
@@ -86,9 +84,6 @@ async def evaluate_model(
 
 
 async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_salvaged: bool = False) -> RunSummary:
-    # A run's loop and its journal's threads give the interpreter to each other at every call into the kernel; while
-    # the archive is written, Python's five milliseconds until they have it back would each time be the loop's loss.
-    sys.setswitchinterval(_SWITCH_S)
     start, journal = await asyncio.to_thread(_begin, config, run, is_salvaged)
     try:
         async with assembled(config, run, start, observer, journal) as parts:

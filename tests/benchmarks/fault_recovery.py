@@ -7,9 +7,11 @@ engine serves again, with a receipt.
 
 Figures: `faults`; `recovered`; `named_errors`, runs with nothing to go on with that ended by an error naming engine
 and phase, of `hopeless`; `hangs`, faults after which neither happened in 60 s; `held`, faults that took an engine away
-and let the run go on only once it was back; `worst_over_deadline_s`, the longest time from a fault to the run's going
-on, less the deadlines that are declared for it; `tokens_twice`-like checks are `max_gap`, of every token that was
-committed, recomputed under the version that its span names, and `unproven_spans`, spans of old weights that came back.
+and let the run go on only once it was back, or hung it and let nobody have a token until it was given up;
+`worst_over_deadline_s`, the longest time from a fault to the run's going on, less the deadlines that are declared for
+it; `worst_reply_over_s`, the same until every player has had a whole new reply, which takes `healthy_reply_s` at most
+where nothing is struck; `tokens_twice`-like checks are `max_gap`, of every token that was committed, recomputed under
+the version that its span names, and `unproven_spans`, spans of old weights that came back.
 `found_without_protection`: without receipts wrong weights show as a gap, without the publish fence old weights show as
 unproven spans.
 """
@@ -24,6 +26,7 @@ import time
 from pathlib import Path
 
 from agentrl.inference.config import FleetConfig
+from agentrl.inference.fleet import EngineState
 from agentrl.testing.chaos import Fault, FaultKind, FaultPhase
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.types.errors import AgentRLError
@@ -36,6 +39,7 @@ PLAYERS = 8
 GAP_LIMIT_NATS = 1e-3
 EVERYWHERE = (FaultKind.KILL, FaultKind.HANG, FaultKind.SLOW, FaultKind.LOST_REPLY, FaultKind.DUPLICATED)
 TAKING_AWAY = (FaultKind.KILL, FaultKind.HANG)
+CALM_SAMPLES = 5
 FAULTS = [Fault(kind, phase) for kind in EVERYWHERE for phase in FaultPhase] + [
     Fault(FaultKind.WRONG_WEIGHTS, FaultPhase.SWAP),
     Fault(FaultKind.OLD_WEIGHTS, FaultPhase.GENERATE),
@@ -56,6 +60,8 @@ class _Outcomes:
         self.hangs: list[str] = []
         self.held: list[str] = []
         self.worst_over_s = -1e9
+        self.worst_reply_over_s = -1e9
+        self.healthy_reply_s = 0.0
 
 
 async def strike(stage: Stage, fault: Fault, outcomes: _Outcomes, run: asyncio.Task[None]) -> None:
@@ -65,23 +71,42 @@ async def strike(stage: Stage, fault: Fault, outcomes: _Outcomes, run: asyncio.T
     try:
         async with asyncio.timeout(stage.setting.watch.wait_s):
             await actor.struck.wait()
-            struck_at = time.monotonic()
-            version = max(member.version for member in stage.fleet.members.values())
-            await _until(lambda: _goes_on(stage, struck_at, version), run)
-            over_s = time.monotonic() - struck_at - declared_s(fault, stage.setting.watch, 1.0)
-            outcomes.worst_over_s = max(outcomes.worst_over_s, over_s)
-            if fault.kind in TAKING_AWAY and _serves_beyond(stage, "a", version):
-                outcomes.held.append(str(fault))
-            await _until(lambda: _serves_beyond(stage, "a", version), run)
+            await _watch(stage, fault, outcomes, run)
     except TimeoutError:
         outcomes.hangs.append(str(fault))
         return
     outcomes.recovered += 1
 
 
-def _goes_on(stage: Stage, struck_at: float, version: PolicyVersion) -> bool:
-    everybody = all(stage.heard_at.get(number, 0.0) > struck_at for number in range(PLAYERS))
-    return everybody and any(member.version > version for member in stage.fleet.members.values())
+async def _watch(stage: Stage, fault: Fault, outcomes: _Outcomes, run: asyncio.Task[None]) -> None:
+    struck_at, version = time.monotonic(), _newest(stage)
+    was_held = False
+    if fault.kind is FaultKind.HANG:
+        await _until(lambda: stage.fleet.members["a"].state is EngineState.DEAD, run)
+        was_held = max(stage.heard_at.values(), default=0.0) <= struck_at
+    await _until(lambda: _all_since(stage.heard_at, struck_at) and _newest(stage) > version, run)
+    due_at = struck_at + declared_s(fault, stage.setting.watch, 1.0)
+    outcomes.worst_over_s = max(outcomes.worst_over_s, time.monotonic() - due_at)
+    if fault.kind in TAKING_AWAY and (was_held or _serves_beyond(stage, "a", version)):
+        outcomes.held.append(str(fault))
+    await _until(lambda: _all_since(stage.replied_at, struck_at), run)
+    outcomes.worst_reply_over_s = max(outcomes.worst_reply_over_s, time.monotonic() - due_at)
+    await _until(lambda: _serves_beyond(stage, "a", version), run)
+
+
+async def _healthy_reply_s(stage: Stage, run: asyncio.Task[None]) -> float:
+    """Seconds until every player has a whole new reply and a newer version is served, while nothing is struck."""
+    since, version = time.monotonic(), _newest(stage)
+    await _until(lambda: _all_since(stage.replied_at, since) and _newest(stage) > version, run)
+    return time.monotonic() - since
+
+
+def _all_since(at: dict[int, float], since: float) -> bool:
+    return all(at.get(number, 0.0) > since for number in range(PLAYERS))
+
+
+def _newest(stage: Stage) -> PolicyVersion:
+    return max(member.version for member in stage.fleet.members.values())
 
 
 def _serves_beyond(stage: Stage, name: str, version: PolicyVersion) -> bool:
@@ -100,6 +125,7 @@ async def play_faults(stage: Stage, faults: list[Fault]) -> _Outcomes:
     """One fault after the other on the first of two engines, under load all the time."""
     outcomes = _Outcomes()
     async with playing(stage, PLAYERS) as run:
+        outcomes.healthy_reply_s = max([await _healthy_reply_s(stage, run) for _ in range(CALM_SAMPLES)])
         for number, fault in enumerate(faults):
             started = time.monotonic()
             await _until(lambda: len(stage.fleet.healthy) == 2, run)
@@ -192,6 +218,8 @@ async def measure(folder: Path, faults: list[Fault], setting: Setting, benchmark
         hanging=outcomes.hangs,
         held=outcomes.held,
         worst_over_deadline_s=round(outcomes.worst_over_s, 2),
+        worst_reply_over_s=round(outcomes.worst_reply_over_s, 2),
+        healthy_reply_s=round(outcomes.healthy_reply_s, 2),
         max_gap=max_gap,
         unproven_spans=unproven_spans,
         failed_episodes=len(stage.failed_episodes),

@@ -84,6 +84,7 @@ class Stage:
     actors: dict[str, ChaosEngine] = field(default_factory=dict)
     episodes: list[Episode] = field(default_factory=list)
     heard_at: dict[int, float] = field(default_factory=dict)
+    replied_at: dict[int, float] = field(default_factory=dict)
     failed_episodes: list[str] = field(default_factory=list)
     fleet: Fleet = field(init=False)
     router: EngineRouter = field(init=False)
@@ -122,7 +123,10 @@ class Stage:
             await asyncio.sleep(self.setting.calm_s)
 
     async def talk_for_ever(self, number: int) -> None:
-        """Play episodes to the end of their contexts; `heard_at` tells when this player last had new tokens."""
+        """Play episodes to the end of their contexts.
+
+        `heard_at` tells when this player last had new tokens, `replied_at` when a whole reply.
+        """
         chat = tiny_chat(self.models[0])
         ear = _Ear(self, number)
         for played in itertools.count():
@@ -131,6 +135,7 @@ class Stage:
             try:
                 while True:
                     await session.generate([QUESTION])
+                    self.replied_at[number] = time.monotonic()
             except ContextFullError:
                 pass
             except EpisodeError as error:

@@ -19,7 +19,8 @@ from agentrl.cli.loop import run_async
 from agentrl.journal.entries import pack
 from agentrl.journal.writer import JournalWriter
 from tests.benchmarks.journal_load import turned
-from tests.benchmarks.journal_overhead import ROUNDS, measure_overhead
+from tests.benchmarks.journal_overhead import RECIPE, ROUNDS, STEPS, Workload, measure_overhead
+from tests.benchmarks.kill_runs import warm_start
 from tests.benchmarks.report import report
 
 NUM_EPISODES = 64
@@ -65,13 +66,16 @@ async def measure(folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where the journal is made, then deleted")
-    parser.add_argument("--model", type=Path, help="a warm-started model; made for the occasion by default")
+    parser.add_argument("--recipe", type=Path, default=RECIPE, help="the run that is played with and without a journal")
+    parser.add_argument("--model", type=Path, help="its warm-started model; made for the occasion by default")
+    parser.add_argument("--steps", type=int, default=STEPS, help="how long each run is")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs with a journal, and as many without")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix=".journal-") as folder:
         figures = run_async(measure(Path(folder)))
-        overhead = measure_overhead(Path(folder), arguments.model, arguments.rounds)
-    report("journal_rate", **figures, **overhead)
+        work = Workload(arguments.recipe, arguments.steps, arguments.model or warm_start(Path(folder)))
+        overhead = measure_overhead(Path(folder), work, arguments.rounds)
+    report("journal_rate", **figures, **overhead, recipe=arguments.recipe.name)
 
 
 if __name__ == "__main__":
