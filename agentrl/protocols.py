@@ -83,8 +83,8 @@ class Environment(Protocol):
 class DurableEnvironment(Environment, Protocol):
     """An environment whose state outlives its worker; which of these it serves, its definition declares."""
 
-    async def handle(self) -> str:
-        """Names the live session, so that it can be reattached."""
+    async def handle(self) -> str | None:
+        """Names the live session, so that it can be reattached; None for one that cannot."""
 
     async def detach(self) -> None:
         """Leave the session alive: a `close` that follows frees only what is on this side."""

@@ -17,6 +17,7 @@ class Group:
 
     A group is complete when no member is missing or in flight. Failed members are not in `episodes`:
     an infrastructure failure leaves the group and never scores 0; `failed` has their names.
+    `number` counts through all epochs, of which each may have the task once.
     """
 
     number: int
@@ -51,7 +52,7 @@ class Group:
 
     def ticket(self, member: int, attempt: int, seed: int, loaded: Mapping[str, PolicyVersion]) -> Ticket:
         """Leave for a member to be played while engines serve the `loaded` versions."""
-        name = f"{self.task.split}-{self.task.ordinal:06d}-{member}" + (f"-retry{attempt}" if attempt else "")
+        name = f"{self.task.split}-{self.number:06d}-{member}" + (f"-retry{attempt}" if attempt else "")
         digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=6).digest()
         own = int.from_bytes(digest, "little")
         return Ticket(name, self.task, self.number, member, attempt, own, dict(loaded))

@@ -171,7 +171,7 @@ class MemoryBuffer:
         """The taken batch is part of these versions."""
         step = min(version.step for version in versions.values())
         for group, tokens in self._taken:
-            self._frontier.finish([group.task.ordinal])
+            self._frontier.finish([group.number])
             for episode in group.ordered():
                 self.ledger.trained(episode, tokens[episode.episode_id], step)
         self._taken = []
@@ -261,7 +261,7 @@ class MemoryBuffer:
         self._accepted -= group.size
         if self._groups_left is not None:
             self._groups_left += 1
-        self._frontier.finish([group.task.ordinal])
+        self._frontier.finish([group.number])
         self.journal.dropped(group, [episode.episode_id for episode in group.ordered()], reason)
         for episode in group.episodes:
             self.ledger.dropped(episode, reason, group.started_step)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from agentrl import registry
 from agentrl.config.base import ConfigModel, parse_config
+from agentrl.envs.epochs import place_in_list
 from agentrl.protocols import DurableEnvironment, Environment
 from agentrl.types.environment import Origin, Recovery
 from agentrl.types.errors import Boundary, ConfigError, boundary
@@ -64,21 +65,43 @@ class EnvironmentDefinition:
     """Makes an instance from what another's `snapshot` gave; options, task and snapshot."""
     reattach: Callable[[Any, Task, str], DurableEnvironment] | None = None
     """Makes an instance over the live session that another's `handle` named; raises if it is gone."""
+    reattach_fenced: Callable[[Any, Task, str, int], DurableEnvironment] | None = None
+    """As `reattach`, and used in its place, with the worker's fencing token behind the handle: from then on the session
+    should refuse whoever reattached under a smaller token, and the worker that began it."""
+    num_tasks: Callable[[Any], int] | None = None
+    """Number of training tasks with these options, for an environment that has a list of them: `sample_task` is then
+    asked for ordinals below it only, each once in every epoch. Without it training tasks are endless."""
 
     @property
     def recovery(self) -> Recovery:
         """How the state of an instance can be had again."""
-        return Recovery(self.reattach is not None, self.restore is not None, self.is_deterministic, self.external_tools)
+        has_handles = self.reattach is not None or self.reattach_fenced is not None
+        return Recovery(has_handles, self.restore is not None, self.is_deterministic, self.external_tools)
+
+    def sampler(self, options: Any, split: Split, seed: int) -> Callable[[int], Task]:
+        """Gives the tasks of a split in a run's order, counted from 0. Raises ConfigError if there are none."""
+        if split is not Split.TRAIN or self.num_tasks is None:
+            return lambda number: self.sample_task(options, split, number, seed)
+        size = self.num_tasks(options)
+        if size < 1:
+            raise ConfigError(f"environment '{self.name}' has {size} training tasks; its options may leave out all")
+        return lambda number: self.sample_task(options, split, place_in_list(number, size, seed), seed)
 
     def make(self, options: Any, task: Task, origin: Origin | None) -> Environment:
         """An instance, fresh or from where another one was. Raises EpisodeError if that is gone."""
-        if origin is not None and origin.handle is not None and self.reattach is not None:
+        if origin is not None and origin.handle is not None and self.recovery.has_handles:
             with boundary(Boundary.ENVIRONMENT, "lost", f"its session {origin.handle} cannot be reattached"):
-                return self.reattach(options, task, origin.handle)
+                return self._reattach(options, task, origin.handle, origin.token)
         if origin is not None and origin.snapshot is not None and self.restore is not None:
             with boundary(Boundary.ENVIRONMENT, "lost", "its last snapshot cannot be restored"):
                 return self.restore(options, task, origin.snapshot)
         return self.create(options, task)
+
+    def _reattach(self, options: Any, task: Task, handle: str, token: int) -> Environment:
+        if self.reattach_fenced is not None:
+            return self.reattach_fenced(options, task, handle, token)
+        assert self.reattach is not None
+        return self.reattach(options, task, handle)
 
     def parse_options(self, values: Mapping[str, Any]) -> Any:
         """The environment's options from plain values. Raises ConfigError."""

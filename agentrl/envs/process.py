@@ -51,9 +51,9 @@ class RemoteEnvironment:
         """The environment's verdict."""
         return await self._call("score", result=Score)
 
-    async def handle(self) -> str:
+    async def handle(self) -> str | None:
         """Names the live session."""
-        return await self._call("handle", result=str)
+        return await self._call("handle", result=str | None)  # type: ignore[arg-type]
 
     async def detach(self) -> None:
         """Leave the session alive."""

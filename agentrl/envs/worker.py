@@ -43,7 +43,7 @@ class EnvironmentWorker:
         """The environment's verdict."""
         return check_score(await _value(self._environment.score()))
 
-    async def handle(self) -> str:
+    async def handle(self) -> str | None:
         """Names the live session."""
         return await _value(self._environment.handle())
 

@@ -43,7 +43,10 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The environment has posed the task; `handle` names its live session where it can be reattached."""
+    """The environment has posed the task; `handle` names its live session where it can be reattached.
+
+    Another one says that another session has taken over, or with no handle that none can be reattached any more.
+    """
 
     token: int
     opening: Opening

@@ -70,7 +70,7 @@ def routing_of(model: Path) -> tuple[int, int]:
 
 
 def task_sampler(config: RunConfig, split: Split) -> Callable[[int], Task]:
-    """Tasks of a split by ordinal. Raises ConfigError."""
+    """Tasks of a split in the run's order, counted from 0 through all epochs. Raises ConfigError."""
     definition = load_environment(config.environment.name)
     options = definition.parse_options(config.environment.options)
-    return lambda ordinal: definition.sample_task(options, split, ordinal, config.seed)
+    return definition.sampler(options, split, config.seed)

@@ -40,18 +40,20 @@ class Teacher:
         self,
         expert: str,
         chat: ChatFormat,
-        ordinals: Sequence[int],
+        numbers: Sequence[int],
         seed: int,
         split: Split = Split.TRAIN,
         on_episode: Callable[[int], None] = lambda done: None,
     ) -> list[Episode]:
-        """One episode of each task, in the order of `ordinals`; all with a score.
+        """One episode of each task, by its number in a run's order; all with a score.
 
         Raises:
             StalledError: an expert's episode failed, which is a fault of environment or expert.
+            ConfigError: there is no such expert, or no task.
         """
         act = self._definition.expert(expert).act
-        tasks = {f"{expert}-{n}": self._definition.sample_task(self._options, split, n, seed) for n in ordinals}
+        sample_task = self._definition.sampler(self._options, split, seed)
+        tasks = {f"{expert}-{n}": sample_task(n) for n in numbers}
 
         def script(session: str, messages: Sequence[Message]) -> Message:
             task = tasks[session.split("/")[1]]

@@ -54,7 +54,7 @@ class WorkerLog:
 
     def __init__(self, journal: WorkerJournal, episode_id: str, life: EpisodeLife | None) -> None:
         self._journal, self._episode_id = journal, episode_id
-        self.life = life
+        self.life, self.token = life, journal.token
         self._parts = 0
         self._steps = 0
 
@@ -69,8 +69,9 @@ class WorkerLog:
         return not self._journal.is_over
 
     async def opened(self, opening: Opening, handle: str | None) -> None:
-        """The environment has posed the task."""
-        if self.life is None or self.life.opened is None:
+        """The environment has posed the task; told once more where another session has taken over."""
+        known = self.life.opened if self.life is not None else None
+        if known is None or known.handle != handle:
             self._note(Opened(self._journal.token, opening, handle))
             crash_point("episode.opened")
 

@@ -1,21 +1,23 @@
 """The environment of a resumed episode, brought to where the episode is.
 
-In this order: its live session is reattached; or a snapshot is restored; or the recorded actions are played
-into a fresh instance, whose every answer must equal the recorded one; or the episode fails as infrastructure, and
-is dispatched anew. To one instance a step is dispatched at most once: whether one that has no result on record
-arrived is asked of the reattached session, and an external call whose outcome nobody knows is never repeated.
+In this order, each tried where the one before is not declared or finds its state gone: its live session is
+reattached; or a snapshot is restored; or the recorded actions are played into a fresh instance, whose every answer
+must equal the recorded one; or the episode fails as infrastructure, and is dispatched anew. To one instance a step is
+dispatched at most once: whether one that has no result on record arrived is asked of the reattached session, and an
+external call whose outcome nobody knows is never repeated.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 
 from agentrl.journal.entries import Resulted
 from agentrl.journal.life import EpisodeLife
 from agentrl.protocols import DurableEnvironment, EnvironmentHost
+from agentrl.rollouts.journal import EpisodeLog
 from agentrl.rollouts.replay import nondeterministic
 from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResult
 from agentrl.types.episode import Effect
@@ -36,22 +38,18 @@ class Way(StrEnum):
 
 
 @asynccontextmanager
-async def open_environment(
-    host: EnvironmentHost, task: Task, life: EpisodeLife | None
-) -> AsyncIterator[DurableEnvironment]:
+async def open_environment(host: EnvironmentHost, task: Task, log: EpisodeLog) -> AsyncIterator[DurableEnvironment]:
     """The environment of an episode, new or resumed; freed at the end of the block.
 
     Raises:
         EpisodeError: it cannot be made, or its state cannot be had again.
     """
-    if life is None or life.opened is None:
+    if log.life is None or log.life.opened is None:
         async with host.open(task) as fresh:
             yield fresh
         return
-    origin, way = _choose(life, host.recovery)
-    _check_external(life, host.recovery, way)
-    async with host.open(task, origin) as instance:
-        yield ResumedEnvironment(instance, life, host.recovery, way)
+    async with AsyncExitStack() as stack:
+        yield await _resume(host, task, log.life, log.token, stack)
 
 
 async def leave_alive(environment: DurableEnvironment, call_s: float) -> None:
@@ -73,6 +71,9 @@ class ResumedEnvironment:
         self._pending = life.pending
         self._snapshot: bytes | None = None
         self.way = way
+        # A session that took over in the middle is behind the record until replay is done, and need not count its
+        # steps as the episode does: the next worker restores or replays once more.
+        self._is_reattachable = way is Way.REATTACHED or not life.results
 
     async def start(self) -> Opening:
         """The recorded opening."""
@@ -105,13 +106,14 @@ class ResumedEnvironment:
         """Free the instance."""
         await self._instance.close()
 
-    async def handle(self) -> str:
-        """Names the live session."""
-        return await self._instance.handle()
+    async def handle(self) -> str | None:
+        """Names the live session; None for one that cannot be reattached."""
+        return await self._instance.handle() if self._is_reattachable else None
 
     async def detach(self) -> None:
-        """Leave the session alive."""
-        await self._instance.detach()
+        """Leave the session alive; one that nobody could find again ends with this worker."""
+        if self._is_reattachable:
+            await self._instance.detach()
 
     async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
         """The result of a dispatched step."""
@@ -130,22 +132,49 @@ class ResumedEnvironment:
         return recorded.result
 
 
-def _choose(life: EpisodeLife, recovery: Recovery) -> tuple[Origin | None, Way]:
-    opened, last = life.opened, life.results[-1] if life.results else None
-    if recovery.has_handles and opened is not None and opened.handle is not None:
-        return Origin(handle=opened.handle), Way.REATTACHED
-    if recovery.has_snapshots and last is not None and last.snapshot is not None:
-        return Origin(snapshot=last.snapshot), Way.RESTORED
-    # Nothing has acted yet: a fresh instance that poses the task in the same words is as good as the lost one. So it
-    # is before the first snapshot: what an unfinished step did, it did to the lost one.
-    is_untouched = not life.results and (life.pending is None or recovery.has_snapshots)
-    if recovery.is_deterministic or is_untouched:
-        return None, Way.REPLAYED
+async def _resume(
+    host: EnvironmentHost, task: Task, life: EpisodeLife, token: int, stack: AsyncExitStack
+) -> ResumedEnvironment:
+    """The environment by the first way that finds its state still there. Raises EpisodeError if none does."""
+    ways = _ways(life, host.recovery, token)
+    while ways:
+        origin, way = ways.pop(0)
+        _check_external(life, host.recovery, way)
+        try:
+            instance = await stack.enter_async_context(host.open(task, origin))
+            return ResumedEnvironment(instance, life, host.recovery, way)
+        except EpisodeError as error:
+            if not ways or not _is_lost(error):
+                raise
+            _log.warning(
+                "the environment of episode %s is not %s, next it is to be %s: %s",
+                *(life.ticket.episode_id, way, ways[0][1], error),
+            )
     raise EpisodeError(
         Boundary.ENVIRONMENT,
         "lost",
         "its worker is gone, and it declares neither live sessions nor snapshots nor that it is deterministic",
     )
+
+
+def _ways(life: EpisodeLife, recovery: Recovery, token: int) -> list[tuple[Origin | None, Way]]:
+    """What is declared and on record, in the order of trying."""
+    ways: list[tuple[Origin | None, Way]] = []
+    opened, last = life.opened, life.results[-1] if life.results else None
+    if recovery.has_handles and opened is not None and opened.handle is not None:
+        ways.append((Origin(handle=opened.handle, token=token), Way.REATTACHED))
+    if recovery.has_snapshots and last is not None and last.snapshot is not None:
+        ways.append((Origin(snapshot=last.snapshot, token=token), Way.RESTORED))
+    # Nothing has acted yet: a fresh instance that poses the task in the same words is as good as the lost one. So it
+    # is before the first snapshot: what an unfinished step did, it did to the lost one.
+    is_untouched = not life.results and (life.pending is None or recovery.has_snapshots)
+    if recovery.is_deterministic or is_untouched:
+        ways.append((None, Way.REPLAYED))
+    return ways
+
+
+def _is_lost(error: EpisodeError) -> bool:
+    return (error.failure.boundary, error.failure.kind) == (Boundary.ENVIRONMENT, "lost")
 
 
 def _check_external(life: EpisodeLife, recovery: Recovery, way: Way) -> None:

@@ -25,6 +25,8 @@ class EpisodeLog(Protocol):
     """
 
     life: EpisodeLife | None
+    token: int
+    """The fencing token under which the worker holds the episode."""
 
     def check_parking(self) -> None:
         """Raises EpisodeParked when the worker is to stop."""
@@ -65,6 +67,7 @@ class NoLog:
     """Records nothing: such an episode is simply played again."""
 
     life: EpisodeLife | None = None
+    token = 0
     is_resumable = False
 
     def check_parking(self) -> None:

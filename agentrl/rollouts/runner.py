@@ -90,7 +90,7 @@ class EpisodeRunner:
         self, record: EpisodeRecord, on_generated: Callable[[], Awaitable[None]], log: EpisodeLog, end: _End
     ) -> None:
         with boundary(Boundary.ENVIRONMENT, "open"):
-            opened = open_environment(self._environments, record.ticket.task, log.life)
+            opened = open_environment(self._environments, record.ticket.task, log)
         async with opened as environment:
             try:
                 await self._play(record, environment, log)

@@ -1,4 +1,4 @@
-"""Environments whose state outlives their worker, ``agentrl.testing.lasting:living`` and ``:snapshotting``.
+"""Environments whose state outlives their worker, ``agentrl.testing.lasting:living``, ``:snapshotting``, ``:enduring``.
 
 Their sessions and effects are files in a folder, which stands for a server: it sees what really arrived, and
 stays while workers, in this process or another, come and go.
@@ -7,7 +7,7 @@ stays while workers, in this process or another, come and go.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl import codec
@@ -22,19 +22,24 @@ _OPENING = Opening((Message(Role.USER, "count"),), (ToolSpec("query", "Query."),
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """A session as its server knows it: its name and what it answered, by step. Answers differ between sessions."""
+    """A session as its server knows it: its name and what it answered, by step, signed with its voice.
+
+    `token` is the fencing token of its newest holder; who began it holds it under 0.
+    """
 
     name: str
+    voice: str
     results: tuple[StepResult, ...] = ()
+    token: int = 0
 
     def after(self, action: Message) -> SessionState:
-        """The state with one more action answered: the session's name and how many calls there were."""
+        """The state with one more action answered: the session's voice and how many calls there were."""
         num_calls = sum(len(result.messages) for result in self.results)
         replies = tuple(
-            Message(Role.TOOL, f"{self.name} call {number}", tool_call_id=call.id)
+            Message(Role.TOOL, f"{self.voice} call {number}", tool_call_id=call.id)
             for number, call in enumerate(action.tool_calls, num_calls + 1)
         )
-        return SessionState(self.name, (*self.results, StepResult(replies, is_done=not replies)))
+        return replace(self, results=(*self.results, StepResult(replies, is_done=not replies)))
 
 
 class SessionServer:
@@ -46,19 +51,33 @@ class SessionServer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def begin(self) -> SessionState:
-        """A new session."""
+    def begin(self, voice: str | None = None) -> SessionState:
+        """A new session; without a voice of its own it signs answers with its name, so that they tell it from others.
+
+        Example: ``begin("any")`` answers a first call with ``"any call 1"``, whichever session it is.
+        """
         self._check_connected()
-        self._write(session := SessionState(f"session-{len(self.begun()) + 1}"))
+        name = f"session-{len(self.begun()) + 1}"
+        self._write(session := SessionState(name, voice or name))
         self._add("begun", session.name)
         return session
 
-    def find(self, name: str) -> SessionState:
-        """A session that lives. Raises LookupError."""
+    def find(self, name: str, token: int) -> SessionState:
+        """A session that lives, for who holds it under this token or takes it over with it.
+
+        Raises:
+            LookupError: it is not there.
+            PermissionError: it was taken over under a greater token.
+        """
         self._check_connected()
         if name not in self.alive():
             raise LookupError(f"the server has no {name}")
-        return codec.from_json((self._folder / f"{name}.session").read_bytes(), SessionState)
+        session = codec.from_json((self._folder / f"{name}.session").read_bytes(), SessionState)
+        if token < session.token:
+            raise PermissionError(f"{name} is held under token {session.token}, which is above {token}")
+        if token > session.token:
+            self._write(session := replace(session, token=token))
+        return session
 
     def act(self, session: SessionState, action: Message) -> SessionState:
         """Carry an action out."""
@@ -121,9 +140,16 @@ class LastingOptions(ConfigModel):
 class LivingEnvironment:
     """One side of a session on the server: counts calls, ends with the first reply that calls nothing."""
 
-    def __init__(self, options: LastingOptions, session: str | None = None) -> None:
-        self._server = SessionServer(options.folder)
-        self._session = (self._server.begin() if session is None else self._server.find(session)).name
+    voice: str | None = None
+
+    @classmethod
+    def reattached(cls, options: LastingOptions, task: Task, handle: str, token: int) -> LivingEnvironment:
+        """The side of a worker that takes the session over."""
+        return cls(options, handle, token)
+
+    def __init__(self, options: LastingOptions, session: str | None = None, token: int = 0) -> None:
+        self._server, self._token = SessionServer(options.folder), token
+        self._session = (self._server.begin(self.voice) if session is None else self._server.find(session, token)).name
         self._is_detached = False
 
     async def start(self) -> Opening:
@@ -132,18 +158,18 @@ class LivingEnvironment:
 
     async def step(self, action: Message) -> StepResult:
         """The session's answer, which the server remembers."""
-        session = self._server.act(self._server.find(self._session), action)
+        session = self._server.act(self._find(), action)
         self._server.keep(session)
         return session.results[-1]
 
     async def score(self) -> Score:
         """1, with the number of steps that the session saw."""
-        return Score(1.0, {"steps": float(len(self._server.find(self._session).results))})
+        return Score(1.0, {"steps": float(len(self._find().results))})
 
     async def close(self) -> None:
-        """End the session unless it was left alive."""
-        if not self._is_detached:
-            self._server.end(self._session)
+        """End the session unless it was left alive, or is another's by now."""
+        if not self._is_detached and self._session in self._server.alive():
+            self._server.end(self._find().name)
 
     async def handle(self) -> str:
         """The session's name."""
@@ -155,8 +181,28 @@ class LivingEnvironment:
 
     async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
         """What the session answered in that step, if it came to it."""
-        results = self._server.find(self._session).results
+        results = self._find().results
         return results[step] if step < len(results) else None
+
+    def _find(self) -> SessionState:
+        return self._server.find(self._session, self._token)
+
+
+class EnduringEnvironment(LivingEnvironment):
+    """A session on the server that also gives its state away whole, and answers as every other one does."""
+
+    voice = "any"
+
+    @classmethod
+    def restored(cls, options: LastingOptions, snapshot: bytes) -> EnduringEnvironment:
+        """A new session that goes on where another one was."""
+        environment = cls(options)
+        environment._server.keep(replace(codec.from_json(snapshot, SessionState), name=environment._session, token=0))
+        return environment
+
+    async def snapshot(self) -> bytes:
+        """The session's whole state."""
+        return codec.to_json(self._find())
 
 
 class SnapshotEnvironment:
@@ -198,7 +244,7 @@ living = EnvironmentDefinition(
     _sample_task,
     lambda options, task: LivingEnvironment(options),
     LastingOptions,
-    reattach=lambda options, task, handle: LivingEnvironment(options, handle),
+    reattach_fenced=LivingEnvironment.reattached,
 )
 snapshotting = EnvironmentDefinition(
     "snapshotting",
@@ -207,4 +253,14 @@ snapshotting = EnvironmentDefinition(
     lambda options, task: SnapshotEnvironment(options),
     LastingOptions,
     restore=lambda options, task, snapshot: SnapshotEnvironment(options, codec.from_json(snapshot, SessionState)),
+)
+enduring = EnvironmentDefinition(
+    "enduring",
+    "Sessions that outlive their worker, give their state away and can be played again.",
+    _sample_task,
+    lambda options, task: EnduringEnvironment(options),
+    LastingOptions,
+    is_deterministic=True,
+    reattach=lambda options, task, handle: EnduringEnvironment(options, handle),
+    restore=lambda options, task, snapshot: EnduringEnvironment.restored(options, snapshot),
 )

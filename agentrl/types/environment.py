@@ -55,10 +55,14 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What an environment is made from instead of afresh: a live session's handle, or a snapshot."""
+    """What an environment is made from instead of afresh: a live session's handle, or a snapshot.
+
+    `token` is the fencing token of the worker that makes it: it rises with every new holder of the episode.
+    """
 
     handle: str | None = None
     snapshot: bytes | None = None
+    token: int = 0
 
 
 def check_opening(value: object) -> Opening:

@@ -18,8 +18,8 @@ class Split(StrEnum):
 class Task:
     """One problem instance with whatever its environment needs to pose and to judge it.
 
-    `ordinal` counts the tasks of a split from 0 and never repeats within an epoch, so a cursor over
-    ordinals says exactly what has been trained. `payload` is plain JSON: it crosses process borders.
+    `ordinal` counts the tasks of a split from 0 and never repeats within an epoch. What has been trained is told by
+    the numbers of groups instead, which go on through all epochs. `payload` is plain JSON: it crosses process borders.
 
     Example: ``Task("sql", Split.TRAIN, 7, {"seed": 1234})`` has the id ``sql/train/7``.
     """
@@ -31,7 +31,7 @@ class Task:
 
     @property
     def id(self) -> str:
-        """Name of the task, unique in a run."""
+        """Name of the task, the same in every epoch."""
         return f"{self.environment}/{self.split}/{self.ordinal}"
 
 

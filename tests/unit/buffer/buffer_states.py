@@ -29,7 +29,7 @@ def make_buffer(
         places=places,
         max_attempts=attempts,
         max_consecutive_failures=failures,
-        sample_task=lambda ordinal: Task("fake", Split.TRAIN, ordinal),
+        sample_task=options.pop("sample_task", lambda ordinal: Task("fake", Split.TRAIN, ordinal)),
         seed=0,
         versions={"main": PolicyVersion(0, options.pop("step", 0))},
         frontier=options.pop("frontier", FrontierState()),

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from buffer_states import at, make_buffer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import Frontier, FrontierState
+from agentrl.envs.epochs import place_in_list
+from agentrl.testing.builders import build_episode
+from agentrl.types.task import Split, Task
 
 
 def test_ordinals_come_in_order():
@@ -51,3 +56,25 @@ def test_nothing_is_skipped_or_repeated_whatever_finished_before_a_restore(round
     assert len(done) == len(set(done))
     remaining = [frontier.next() for _ in range(30)]
     assert remaining == sorted(set(range(max([*done, *remaining]) + 1)) - set(done))[:30]
+
+
+async def test_a_run_over_a_list_of_tasks_trains_each_once_an_epoch_and_so_does_its_resumption():
+    """Steps of 2 tasks over a list of 5, with a restart in the middle of every epoch: 2 epochs in 5 steps."""
+    config, frontier, lines = BufferConfig(group_size=2, groups_per_step=2, max_staleness=0), FrontierState(), []
+    for step in range(5):
+        buffer = make_buffer(
+            config,
+            lines,
+            step=step,
+            frontier=frontier,
+            sample_task=lambda number: Task("fake", Split.TRAIN, place_in_list(number, 5, seed=3)),
+        )
+        for ticket in [await buffer.admit() for _ in range(4)]:
+            await buffer.settle(build_episode(ticket, [(2, step)], reward=float(ticket.member)))
+        await buffer.take(at(step))
+        await buffer.trained(at(step + 1))
+        frontier = buffer.frontier()
+    tasks = [line.task for line in lines if line.member == 0]
+    assert sorted(tasks[:5]) == sorted(tasks[5:]) == [f"fake/train/{n}" for n in range(5)]
+    assert frontier == FrontierState(10)
+    assert len({line.episode_id for line in lines}) == 20

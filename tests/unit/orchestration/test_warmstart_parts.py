@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,15 @@ async def test_a_teachers_episodes_are_its_own_messages_in_the_pupils_tokens(tin
     [trajectory] = build_trajectories(episodes[0])
     sequence = supervised_sequence(trajectory)
     assert chat.tokenizer.decode(trajectory.token_ids[sequence.selected].tolist()).count("<|im_end|>") == 3
+
+
+async def test_a_teacher_plays_a_list_of_tasks_epoch_by_epoch(tiny_model):
+    definition = replace(load_environment("sql"), num_tasks=lambda options: 3)
+    options = definition.parse_options({})
+    teacher = Teacher(definition, options, InlineHost(definition, options, 5.0), ToolCalling(), LIMITS)
+    episodes = await teacher.play("expert", tiny_chat(tiny_model), range(6), seed=0)
+    ordinals = [episode.ticket.task.ordinal for episode in episodes]
+    assert sorted(ordinals[:3]) == sorted(ordinals[3:]) == [0, 1, 2]
 
 
 async def test_an_expert_whose_episode_fails_stops_the_warm_start(tiny_model):

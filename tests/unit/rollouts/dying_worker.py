@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing
 
 from agentrl.envs.definition import EnvironmentDefinition
@@ -18,12 +19,13 @@ from agentrl.journal.life import EpisodeLife, build_life
 from agentrl.protocols import EnvironmentHost
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.durable import WorkerJournal
+from agentrl.rollouts.journal import EpisodeParked
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.lasting import LastingOptions, SessionServer
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.types.episode import Episode
-from agentrl.types.generation import Sampling
+from agentrl.types.generation import Generation, GenerationRequest, Sampling
 from agentrl_scaffolds.tool_calling import ToolCalling
 
 NAME = build_ticket().episode_id
@@ -107,6 +109,27 @@ class Place:
         life = build_life(writer.entries)
         assert life is not None
         return life
+
+
+class Parks(ScriptedEngine):
+    """Tells the worker to stop as it gives the second reply."""
+
+    journal: WorkerJournal
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if len(request.conversation) > 1:
+            self.journal.park()
+        return await super().generate(request)
+
+
+async def park(chat: Any, place: Place, writer: DyingWriter, life: EpisodeLife | None = None, token: int = 1) -> None:
+    """Play until the second reply, or go on to it, and park there."""
+    engine = Parks(chat, in_turn(CALL, CALL, ANSWER))
+    engine.journal = WorkerJournal(writer, token, {NAME: life} if life else None)
+    async with place.host() as host:
+        runner = place.runner(chat, host, engine.journal, engine)
+        with pytest.raises(EpisodeParked):
+            await runner.run(runner.open(build_ticket()), nothing)
 
 
 def results_of(episode: Episode) -> list[str | None]:

@@ -5,18 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dying_worker import NAME, NUM_ENTRIES, DyingWriter, Place, results_of
-from rollout_parts import ANSWER, CALL, in_turn, nothing
+from dying_worker import NAME, NUM_ENTRIES, DyingWriter, Place, park, results_of
 
 from agentrl import codec
 from agentrl.journal.entries import Intended, Opened, Resulted
 from agentrl.journal.life import build_life
-from agentrl.rollouts.durable import WorkerJournal
-from agentrl.rollouts.journal import EpisodeParked
-from agentrl.testing.builders import build_ticket
 from agentrl.testing.lasting import LivingEnvironment, SessionState, SnapshotEnvironment, living, snapshotting
-from agentrl.testing.scripted import ScriptedEngine
-from agentrl.types.generation import Generation, GenerationRequest
 
 STEPS = [f"{NAME}/0.0", f"{NAME}/1.0", ""]
 CUTS = [(number, is_at_once) for number in range(2, NUM_ENTRIES) for is_at_once in (True, False)]
@@ -85,26 +79,6 @@ async def test_a_session_that_is_gone_is_a_failure_that_names_it(chat: Any, tmp_
         "environment(lost): its session session-1 cannot be reattached: LookupError: the server has no session-1"
     )
     assert (episode.reward, len(place.server.effects())) == (None, 1)
-
-
-class Parks(ScriptedEngine):
-    """Tells the worker to stop as it gives the second reply."""
-
-    journal: WorkerJournal
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        if len(request.conversation) > 1:
-            self.journal.park()
-        return await super().generate(request)
-
-
-async def park(chat: Any, place: Place, writer: DyingWriter) -> None:
-    engine = Parks(chat, in_turn(CALL, CALL, ANSWER))
-    engine.journal = WorkerJournal(writer, 1)
-    async with place.host() as host:
-        runner = place.runner(chat, host, engine.journal, engine)
-        with pytest.raises(EpisodeParked):
-            await runner.run(runner.open(build_ticket()), nothing)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])

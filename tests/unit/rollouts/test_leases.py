@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dying_worker import NAME, Place, results_of
+from dying_worker import NAME, DyingWriter, Place, park, results_of
 from rollout_parts import ANSWER, CALL, in_turn, nothing
 
 from agentrl.journal.claim import Claim
 from agentrl.journal.entries import Intended, Leased
+from agentrl.journal.life import EpisodeLife, build_life
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
 from agentrl.rollouts.durable import WorkerJournal
@@ -28,6 +29,27 @@ class Replaced(ScriptedEngine):
     async def generate(self, request: GenerationRequest) -> Generation:
         if len(request.conversation) > 1:
             Claim.take(self.folder)
+        return await super().generate(request)
+
+
+class Overtaken(ScriptedEngine):
+    """As it gives the second reply, the next worker takes the episode over, and parks it."""
+
+    place: Place
+    writer: DyingWriter
+    next_token: int
+    before: EpisodeLife | None = None
+    is_overtaken = False
+
+    def recorded(self) -> EpisodeLife:
+        life = build_life([*(self.before.entries if self.before else ()), *self.writer.entries])
+        assert life is not None
+        return life
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if len(request.conversation) > 1 and not self.is_overtaken:
+            self.is_overtaken = True
+            await park(self._chat, self.place, DyingWriter(), self.recorded(), self.next_token)
         return await super().generate(request)
 
 
@@ -106,3 +128,22 @@ async def test_what_a_replaced_worker_wrote_late_counts_for_nothing(chat: Any, t
     assert results_of(lost) == ["session-1 call 1", "session-1 call 2"]
     assert results_of(episode) == results_of(life.episode()) == ["session-2 call 1", "session-2 call 2"]
     assert (life.fenced, life.token) == (len(late), second.token)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("has_begun_it", [False, True])
+async def test_a_session_refuses_a_late_act_of_a_worker_that_was_replaced(
+    chat: Any, tmp_path: Path, has_begun_it: bool, is_apart: bool
+) -> None:
+    """It has its reply, stands still while its successor reattaches the session, and goes on as if nothing was."""
+    place, engine = Place(tmp_path, living, is_apart), Overtaken(chat, in_turn(CALL, CALL, ANSWER))
+    token = 1 if has_begun_it else 2
+    engine.before = None if has_begun_it else await place.cut(chat, 5, is_at_once=True)
+    engine.place, engine.writer, engine.next_token = place, DyingWriter(), token + 1
+    lives = {NAME: engine.before} if engine.before else None
+    async with place.host() as host:
+        runner = place.runner(chat, host, WorkerJournal(engine.writer, token, lives), engine)
+        late = await runner.run(runner.open(build_ticket()), nothing)
+    assert str(late.failure).startswith("environment(step): PermissionError: session-1 is held under token")
+    assert place.server.effects() == [f"session-1 {NAME}/0.0"], "the late call did not arrive"
+    assert place.server.alive() == ["session-1"], "and its end takes nothing from the successor"
