@@ -1,4 +1,4 @@
-"""Whether dropped groups starve the trainer, and in words why."""
+"""Whether dropped groups or stale tokens starve the trainer, and in words why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from agentrl.buffer.config import BufferConfig
+from agentrl.types.batch import TrainBatch
 from agentrl.types.errors import Failure, StalledError
+
+_SPARE_STEPS = 4
+_STALENESS_WORDS = {
+    "mask_spans": "masks every token",
+    "wait": "masks every token",
+    "withhold": "leaves out every episode with a token",
+}
 
 
 @dataclass(slots=True)
@@ -54,3 +63,30 @@ class DroppedGroups:
         if failed := counts["group_failed"]:
             parts.append(f"{failed} groups were dropped because too few of their episodes ended with a score")
         return "; ".join(parts)
+
+
+@dataclass(slots=True)
+class UntrainedSteps:
+    """Counts a policy's steps in a row of which not one token is young enough to be trained.
+
+    As many steps as can be in flight, max_staleness + 1, may be lost at once, as after an outage; 4 more are not.
+
+    Example: with max_staleness 4 there is an error at the 9th step, before it is taken.
+    """
+
+    config: BufferConfig
+    _in_row: int = 0
+
+    def add(self, batch: TrainBatch) -> StalledError | None:
+        """Count a step that is about to be taken; the error if steps only raise the version."""
+        self._in_row = 0 if batch.num_trained_tokens else self._in_row + 1
+        config = self.config
+        if self._in_row <= config.max_staleness + _SPARE_STEPS:
+            return None
+        or_wait = "" if config.staleness == "wait" else "; or set buffer.staleness = 'wait'"
+        return StalledError(
+            f"policy '{batch.policy}' has not one token to train in {self._in_row} steps in a row, up to that after "
+            f"version {batch.version}: buffer.staleness = '{config.staleness}' {_STALENESS_WORDS[config.staleness]} "
+            f"that is more than buffer.max_staleness = {config.max_staleness} steps old. Episodes or publications take "
+            f"longer than that: raise buffer.max_staleness, or make episodes shorter{or_wait}"
+        )

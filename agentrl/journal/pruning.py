@@ -25,10 +25,10 @@ class Pruned:
 def prune(folder: Path, target: Path, index: Path | None = None) -> Pruned:
     """Delete segments whose every episode is final and archived in `target` and whose every entry is covered.
 
-    The newest segment of each writer stays: it may be written. So the journal takes no more than the segments in
-    which an episode lies that is in play, waits to be trained, or was trained since the last archived checkpoint,
-    and one segment (64 MiB) for each writer's name. An episode that is neither trained nor dropped keeps its
-    segments for ever.
+    The newest segment of each writer stays: it may be written, and `check_reach` would miss it. So the journal takes
+    no more than the segments in which an episode lies that is in play, waits to be trained, or was trained since the
+    last archived checkpoint, and one segment (64 MiB) for each writer's name. An episode that is neither trained nor
+    dropped keeps its segments for ever.
 
     A crash at any moment is harmless. An entry that says that episodes are final outlives all their entries, and
     entries of the buffer go in the order of the journal, so what is left means what it meant.

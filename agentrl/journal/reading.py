@@ -77,7 +77,7 @@ def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> Jour
     Raises:
         StorageError: a segment cannot be read, is of a newer program, or is damaged or missing and not to be
             salvaged. A segment at the front of a writer's is not missed, since pruning removes those, nor is the
-            last one, which nothing refers to.
+            last one, which only a checkpoint names: `check_reach` misses that.
     """
     state = JournalState()
     entries: dict[int, list[EpisodeEntry]] = {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from agentrl.journal.claim import Claim
 from agentrl.journal.entries import Ended, Entry, Leased, pack
 from agentrl.journal.life import EpisodeLife
+from agentrl.journal.reach import SegmentEnd
 from agentrl.journal.reading import all_segments
 from agentrl.journal.segments import SegmentFile, number_of, segment_path, sync_folder
 from agentrl.types.errors import Boundary, Failure, StorageError
@@ -16,11 +17,18 @@ from agentrl.types.errors import Boundary, Failure, StorageError
 _MADE = "journal.salvaged"
 
 
-def rewrite(claim: Claim, writer: str, lives: Iterable[EpisodeLife], entries: Iterable[Entry]) -> Path:
+def rewrite(
+    claim: Claim,
+    writer: str,
+    lives: Iterable[EpisodeLife],
+    entries: Iterable[Entry],
+    ends: Sequence[SegmentEnd] = (),
+) -> Path:
     """Write lives and entries of the buffer to a journal of their own, and put it in the place of the claimed one.
 
-    The numbers of its segments go on from those of the damaged one, so that an archive stays in order. A crash
-    between the two renames is mended by `finish_rewriting`.
+    The numbers of its segments go on from those of the damaged one, so that an archive stays in order. So do
+    those of `ends`, the segments that the newest checkpoint names: `check_reach` takes what is written here for
+    later ones. A crash between the two renames is mended by `finish_rewriting`.
 
     Returns:
         Where the damaged journal is now.
@@ -30,7 +38,8 @@ def rewrite(claim: Claim, writer: str, lives: Iterable[EpisodeLife], entries: It
     """
     folder = claim.folder
     made, aside = folder.with_name(_MADE), folder.with_name(f"{folder.name}.damaged-{claim.token}")
-    number = 1 + max((number_of(path) for path in all_segments(folder)), default=0)
+    taken = [number_of(path) for path in all_segments(folder)] + [end.number for end in ends]
+    number = 1 + max(taken, default=0)
     try:
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
@@ -40,6 +49,8 @@ def rewrite(claim: Claim, writer: str, lives: Iterable[EpisodeLife], entries: It
         segment.append([pack(None, entry) for entry in entries])
         segment.sync()
         segment.close()
+        for other in {end.writer for end in ends} - {writer}:
+            SegmentFile.create(segment_path(made, other, number), number).close()
         for path in folder.glob("claim-*.json"):
             shutil.copy2(path, made / path.name)
         sync_folder(made)

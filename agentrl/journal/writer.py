@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentrl.journal.disk import DISK, Disk
 from agentrl.journal.frames import MAX_PAYLOAD_BYTES
+from agentrl.journal.reach import SegmentEnd
 from agentrl.journal.segments import (
     NOTHING,
     REMEDY,
@@ -40,7 +41,7 @@ class JournalWriter:
 
     One sync serves all entries that came while the one before it ran, so its cost is shared by whoever waits.
     A failed write or sync is final: every later `append` raises, since what the disk holds is unknown. So is one that
-    takes longer than `write_s`.
+    takes longer than `write_s`. `newest` is how far its newest segment is durable; None before its first entry is.
 
     Example: ``await writer.append(schema=1, kind=3, payload=encode(turn))``.
     """
@@ -64,6 +65,7 @@ class JournalWriter:
         self._error: StorageError | None = None
         self._is_stuck = False
         self.syncs = 0
+        self.newest: SegmentEnd | None = None
 
     async def append(self, schema: int, kind: int, payload: bytes) -> None:
         """Write an entry. Waits for: the sync that includes it. Unblocked by: that, or its failure.
@@ -175,6 +177,7 @@ class JournalWriter:
         self._segment.append(entries)
         crash_point("journal.written")
         self._segment.sync()
+        self.newest = SegmentEnd(self._segment.path.name, self._segment.durable.end)
         crash_point("journal.synced")
 
     def _first_segment(self) -> SegmentFile:

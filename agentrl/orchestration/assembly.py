@@ -36,7 +36,6 @@ class StartPoint:
     version: PolicyVersion
     frontier: FrontierState = field(default_factory=FrontierState)
     checkpoint: Path | None = None
-    ledger_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from agentrl.buffer.starvation import UntrainedSteps
 from agentrl.orchestration.assembly import RunParts
 from agentrl.orchestration.ending import RunSummary, first_failure, stopping_on_signals, unless
 from agentrl.orchestration.evaluation import Evaluation
@@ -46,6 +47,7 @@ class Controller:
         self._parts = parts
         self._config, self._buffer, self._recorder = parts.config, parts.buffer, parts.recorder
         self.version = parts.start.version
+        self._untrained = {policy: UntrainedSteps(parts.config.buffer) for policy in parts.policies}
         self._stop = asyncio.Event()
         self._staged: dict[str, WeightsManifest] = {}
         self._has_staged = asyncio.Event()
@@ -155,13 +157,15 @@ class Controller:
         return await unless(self._buffer.take(versions), self._stop)
 
     def _check_has_tokens(self, batch: TrainBatch) -> None:
-        """A batch without a single sampled token would train nothing for ever, without a word."""
+        """Without a token to train the version would rise for ever, without a word. Raises StalledError."""
         if any(episode.trajectories for episode in batch.episodes) and not batch.num_sampled_tokens:
             limit = self._config.rollout.limits.max_context_tokens
             raise StalledError(
                 f"no episode of the step after version {batch.version} has a sampled token: the first prompts do not "
                 f"fit into rollout.limits.max_context_tokens = {limit}; raise it"
             )
+        if (error := self._untrained[batch.policy].add(batch)) is not None:
+            raise error
 
     async def _stage(self, policy: str, version: PolicyVersion) -> None:
         """Stage the new weights; nobody sees them before the step is on record."""
@@ -226,8 +230,9 @@ class Controller:
         crash_point("checkpoint.saved")
         self._parts.journal.check()
         frontier, ledger_bytes = self._buffer.frontier(), self._recorder.finish_ledger()
+        progress = Progress(self.version, frontier, ledger_bytes, self._parts.journal.ends())
         crash_point("ledger.written")
-        await asyncio.to_thread(run.write_progress, folder, Progress(self.version, frontier, ledger_bytes))
+        await asyncio.to_thread(run.write_progress, folder, progress)
         crash_point("checkpoint.complete")
         await self._buffer.journal.checkpointed(self.version.step)
         self._parts.journal.tidy(run.journal, run.path / "episodes", self._config.journal.keep_bytes)

@@ -6,22 +6,24 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.journal import BufferJournal, NoStepJournal, StepJournal
 from agentrl.buffer.recovery import Recovered, recover
 from agentrl.journal.claim import Claim
 from agentrl.journal.entries import Stepped
 from agentrl.journal.life import EpisodeLife
 from agentrl.journal.opening import open_journal
-from agentrl.journal.reading import read_journal
+from agentrl.journal.reach import SegmentEnd, check_reach
+from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.rewriting import give_up, rewrite
 from agentrl.journal.writer import JournalWriter
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.run_directory import Progress
 from agentrl.process.threads import OwnThread
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.journal import EpisodeJournal, NoJournal
 from agentrl.types.episode import Ticket
 from agentrl.types.errors import StorageError
-from agentrl.types.version import PolicyVersion
 
 _WORKER, _BUFFER = "worker-0", "buffer"
 _ARCHIVE_S = 600.0
@@ -43,6 +45,7 @@ class RunJournal:
     is_salvaged: bool = False
     _claim: Claim | None = None
     _writers: tuple[JournalWriter, ...] = ()
+    _ends: tuple[SegmentEnd, ...] = ()
     _worker: WorkerJournal | None = None
     _archiver: OwnThread = field(default_factory=lambda: OwnThread("archive"))
     _tidying: asyncio.Future[None] | None = None
@@ -54,21 +57,21 @@ class RunJournal:
 
     @classmethod
     def open(
-        cls, claim: Claim, config: RunConfig, first: PolicyVersion, in_ledger: set[str], is_salvaged: bool
+        cls, claim: Claim, config: RunConfig, first: Progress, in_ledger: set[str], is_salvaged: bool
     ) -> RunJournal:
-        """Read what a run's journals hold beyond the checkpoint of version `first`, and be ready to write.
+        """Read what a run's journals hold beyond the checkpoint `first`, and be ready to write.
 
         Raises:
-            StorageError: they cannot be read, are of a newer program, or are damaged and not to be salvaged.
+            StorageError: they cannot be read, are of a newer program, or are damaged, or end before what the
+                checkpoint knows, and are not to be salvaged.
         """
         folder = claim.folder
-        state = read_journal(folder, salvage=True) if is_salvaged else open_journal(folder)
-        for life in state.lives.values() if is_salvaged else ():
-            if life.ended is None or not life.is_whole:
-                give_up(life)
+        state = _salvaged(folder, first.frontier) if is_salvaged else open_journal(folder)
+        if not is_salvaged:
+            check_reach(folder, first.journal, state.tears)
         recovered = recover(
             state,
-            first.step,
+            first.version.step,
             config.buffer.group_size,
             config.rollout.max_attempts,
             in_ledger=in_ledger,
@@ -81,17 +84,18 @@ class RunJournal:
         if is_salvaged:
             kept = [life for name, life in state.lives.items() if name not in in_ledger]
             taken = [entry for entry in state.taken if entry.step in {step.step for step in recovered.redo}]
-            rewrite(claim, _BUFFER, kept, [*taken, *(entry for entry, _ in recovered.dropped)])
+            rewrite(claim, _BUFFER, kept, [*taken, *(entry for entry, _ in recovered.dropped)], first.journal)
         versions = [version for stepped in state.stepped for version in stepped.versions.values()]
         return cls(
             rollouts=worker,
             buffer=buffer,
             recovered=recovered,
             served={entry.step: entry for entry in sorted(state.stepped, key=_epoch)},
-            epoch=max((first.epoch, *(version.epoch for version in versions))),
+            epoch=max((first.version.epoch, *(version.epoch for version in versions))),
             is_salvaged=is_salvaged,
             _claim=claim,
             _writers=(worker.writer, buffer.writer),
+            _ends=first.journal,
             _worker=worker,
         )
 
@@ -118,6 +122,11 @@ class RunJournal:
         """The run is over: what is cut off now is not gone on with."""
         if self._worker is not None:
             self._worker.is_over = True
+
+    def ends(self) -> tuple[SegmentEnd, ...]:
+        """How far each writer's journal is durable; of one that has not written yet, what was known at the start."""
+        newest = [writer.newest for writer in self._writers if writer.newest is not None]
+        return tuple({end.writer: end for end in (*self._ends, *newest)}.values())
 
     def hand_over(self) -> tuple[Ticket, ...]:
         """Tickets of the episodes in flight; what was recovered is in other hands by now and is let go."""
@@ -170,6 +179,18 @@ def _move(folder: Path, target: Path, keep_bytes: int) -> None:
 
     archive(folder, target, keep_bytes)
     prune(folder, target)
+
+
+def _salvaged(folder: Path, frontier: FrontierState) -> JournalState:
+    """What is left of the journal and not final: that the checkpoint knows, whatever journal and ledger have lost."""
+    state = read_journal(folder, salvage=True)
+    for name, life in list(state.lives.items()):
+        if life.ticket.group < frontier.low or life.ticket.group in frontier.done:
+            del state.lives[name]
+    for life in state.lives.values():
+        if life.ended is None or not life.is_whole:
+            give_up(life)
+    return state
 
 
 def _playing(recovered: Recovered, lives: dict[str, EpisodeLife]) -> dict[str, EpisodeLife]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from agentrl.buffer.frontier import FrontierState
 from agentrl.journal.claim import Claim
 from agentrl.journal.rewriting import finish_rewriting
 from agentrl.orchestration.assembly import StartPoint, assembled, start_evaluator
@@ -18,7 +20,7 @@ from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments
 from agentrl.orchestration.recorder import RunObserver
-from agentrl.orchestration.run_directory import RunDirectory, RunState, RunStatus
+from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
@@ -43,7 +45,7 @@ async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = Fals
     Trainer and ledger go on from the latest checkpoint, or from the start if there is none; steps behind it are
     redone from the journal, episodes in flight go on from their last token. Without a journal both are lost and the
     epoch rises: tokens that were sampled after the checkpoint never pass for tokens of the new weights. With
-    `is_salvaged` damaged or missing parts of the journal are passed over; what they held is lost and counted.
+    `is_salvaged` damaged or missing parts of journal and ledger are passed over; what they held is lost and counted.
 
     Raises:
         ConfigError: no run there, or nothing left to do.
@@ -56,15 +58,12 @@ async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = Fals
     return await _run(config, run, observer, is_salvaged)
 
 
-def _start_point(config: RunConfig, run: RunDirectory) -> StartPoint:
-    checkpoint, state = run.latest_checkpoint(), run.state()
-    version = checkpoint[1].version if checkpoint else _FIRST
+def _start_point(config: RunConfig, run: RunDirectory) -> tuple[StartPoint, Progress]:
+    folder, progress = run.latest_checkpoint() or (None, Progress(_FIRST, FrontierState()))
+    version, state = progress.version, run.state()
     if config.journal.kind == "none" and state is not None:
         version = PolicyVersion(state.version.epoch + 1, version.step)
-    if checkpoint is None:
-        return StartPoint(version)
-    folder, progress = checkpoint
-    return StartPoint(version, progress.frontier, folder, progress.ledger_bytes)
+    return StartPoint(version, progress.frontier, folder), progress
 
 
 async def evaluate_model(
@@ -104,14 +103,24 @@ async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_s
 def _begin(config: RunConfig, run: RunDirectory, is_salvaged: bool) -> tuple[StartPoint, RunJournal]:
     """Where the run goes on from. It is claimed first: another process may be at work on it until then."""
     if config.journal.kind == "none":
-        start = _start_point(config, run)
-        run.cut_ledger(start.ledger_bytes)
+        start, progress = _start_point(config, run)
+        _cut_ledger(run, start, progress, is_salvaged)
         return start, RunJournal.none()
     finish_rewriting(run.journal)
     claim = Claim.take(run.journal)
-    start = _start_point(config, run)
-    in_ledger = run.cut_ledger(start.ledger_bytes)
-    return start, RunJournal.open(claim, config, start.version, in_ledger, is_salvaged)
+    start, progress = _start_point(config, run)
+    in_ledger = _cut_ledger(run, start, progress, is_salvaged)
+    return start, RunJournal.open(claim, config, progress, in_ledger, is_salvaged)
+
+
+def _cut_ledger(run: RunDirectory, start: StartPoint, progress: Progress, is_salvaged: bool) -> set[str]:
+    """Names of the episodes that stay on the ledger. Raises StorageError if it is short and not to be salvaged."""
+    in_ledger = run.cut_ledger(progress.ledger_bytes, is_salvaged)
+    kept_bytes = run.ledger.stat().st_size if run.ledger.is_file() else 0
+    if start.checkpoint is not None and kept_bytes != progress.ledger_bytes:
+        # From here on the checkpoint ends where the ledger does, or the next resume would cut among later lines.
+        run.write_progress(start.checkpoint, replace(progress, ledger_bytes=kept_bytes))
+    return in_ledger
 
 
 def _note_failure(run: RunDirectory, version: PolicyVersion, error: BaseException) -> None:

@@ -14,7 +14,8 @@ import msgspec
 from agentrl import codec
 from agentrl.buffer.frontier import FrontierState
 from agentrl.config.base import parse_config
-from agentrl.journal.disk import sync_path
+from agentrl.journal.disk import DISK, sync_path
+from agentrl.journal.reach import SegmentEnd
 from agentrl.orchestration.config import RunConfig
 from agentrl.telemetry.sinks import read_json_lines
 from agentrl.types.episode import Episode
@@ -42,11 +43,15 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a checkpoint says beside the trainer's files: the tasks that are done, and how far the ledger is final."""
+    """What a checkpoint says beside the trainer's files: the tasks that are done, and how far ledger and journal reach.
+
+    `journal` has the newest segment of each writer; checkpoints of older programs name none.
+    """
 
     version: PolicyVersion
     frontier: FrontierState
     ledger_bytes: int = 0
+    journal: tuple[SegmentEnd, ...] = ()
 
 
 class RunDirectory:
@@ -84,8 +89,10 @@ class RunDirectory:
             number += 1
         run = cls(path.absolute())
         try:
+            # Whatever is synced below it later, a run without a name in its parents is lost with the power.
+            DISK.make_folder(run.path)
             for folder in ("logs", "episodes", "weights", "checkpoints"):
-                (run.path / folder).mkdir(parents=True)
+                (run.path / folder).mkdir()
             run._write("config.json", config.model_dump_json(indent=2))
         except OSError as error:
             raise StorageError(f"run folder {path} cannot be written: {error}; choose another runs_folder") from error
@@ -113,12 +120,28 @@ class RunDirectory:
         """File with one line for every episode whose end is final."""
         return self.path / "ledger.jsonl"
 
-    def cut_ledger(self, num_bytes: int) -> set[str]:
-        """Take back what the ledger says behind a checkpoint; returns the names of the episodes that stay on it."""
+    def cut_ledger(self, num_bytes: int, is_salvaged: bool = False) -> set[str]:
+        """Take back what the ledger says behind a checkpoint; returns the names of the episodes that stay on it.
+
+        With `is_salvaged` a ledger that is shorter keeps its whole lines.
+
+        Raises:
+            StorageError: it is shorter than the checkpoint knows it.
+        """
+        found_bytes = self.ledger.stat().st_size if self.ledger.is_file() else 0
+        kept_bytes = num_bytes
+        if found_bytes < num_bytes and not is_salvaged:
+            raise StorageError(
+                f"{self.ledger} lacks {num_bytes - found_bytes} of the {num_bytes} bytes that the newest checkpoint "
+                "knows: the ends of episodes are lost; restore the file from a copy, or go on without them: "
+                "`agentrl resume RUN --salvage`"
+            )
         if not self.ledger.is_file():
             return set()
+        if found_bytes < num_bytes:
+            kept_bytes = self.ledger.read_bytes().rfind(b"\n") + 1
         with self.ledger.open("rb+") as file:
-            file.truncate(num_bytes)
+            file.truncate(kept_bytes)
         return {row["episode_id"] for row in read_json_lines(self.ledger)}
 
     @property

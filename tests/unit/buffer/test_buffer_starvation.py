@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
 from buffer_states import at, attempt, make_buffer
 
 from agentrl.buffer.config import BufferConfig
-from agentrl.buffer.starvation import DroppedGroups
-from agentrl.testing.builders import build_episode
+from agentrl.buffer.group import Group
+from agentrl.buffer.staleness import build_batch
+from agentrl.buffer.starvation import DroppedGroups, UntrainedSteps
+from agentrl.testing.builders import build_episode, build_ticket
 from agentrl.testing.clock import run_virtual
 from agentrl.types.errors import Boundary, Failure, StalledError
+from agentrl.types.version import PolicyVersion
 
 CRASH = Failure(Boundary.ENVIRONMENT, "crashed", "worker gone")
 ALIKE = BufferConfig(group_size=2, groups_per_step=1, max_staleness=0, group_filter="spread", max_filtered_groups=3)
@@ -101,3 +105,40 @@ def test_a_step_that_times_out_names_the_filter_that_dropped_what_came():
 
     with pytest.raises(StalledError, match=r"step 0 waited 60 s .* filter 'spread' dropped 2 groups; .* last failure"):
         run_virtual(starve())
+
+
+def batch_at(config: BufferConfig, step: int, sampled_at: int):
+    """A step's batch of one episode, whose tokens are of one earlier version."""
+    ticket = build_ticket(step=sampled_at)
+    group = Group(0, ticket.task, 1, sampled_at, episodes=[build_episode(ticket, [(2, sampled_at)], 1.0)])
+    return build_batch([group], "main", PolicyVersion(0, step), config)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "words"),
+    [
+        ("mask_spans", r"'mask_spans' masks every token .*make episodes shorter; or set buffer.staleness = 'wait'$"),
+        ("withhold", r"'withhold' leaves out every episode with a token .*; or set buffer.staleness = 'wait'$"),
+        ("wait", r"'wait' masks every token .*raise buffer.max_staleness, or make episodes shorter$"),
+    ],
+)
+def test_steps_of_nothing_but_stale_tokens_end_a_run_and_name_policy_and_bound(staleness, words):
+    """With max_staleness 2 three steps may be in flight, and four more are let pass: the seventh is an error."""
+    config = BufferConfig(group_size=1, groups_per_step=1, max_staleness=2, staleness=staleness)
+    untrained = UntrainedSteps(config)
+    assert [untrained.add(batch_at(config, step, step - 3)) for step in range(3, 9)] == [None] * 6
+    message = str(untrained.add(batch_at(config, 9, 6)))
+    assert message.startswith(
+        "policy 'main' has not one token to train in 7 steps in a row, up to that after version 0.9: buffer.staleness"
+    )
+    assert "more than buffer.max_staleness = 2 steps old" in message
+    assert re.search(words, message)
+
+
+@pytest.mark.parametrize("staleness", ["mask_spans", "withhold"])
+def test_one_step_with_a_token_to_train_begins_the_row_anew(staleness):
+    config = BufferConfig(group_size=1, groups_per_step=1, max_staleness=0, staleness=staleness)
+    untrained = UntrainedSteps(config)
+    for _ in range(3):
+        assert [untrained.add(batch_at(config, 5, 4)) for _ in range(4)] == [None] * 4
+        assert untrained.add(batch_at(config, 5, 5)) is None

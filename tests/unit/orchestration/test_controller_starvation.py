@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrl.buffer.config import BufferConfig
+from agentrl.orchestration.controller import Controller
+from agentrl.types.batch import StepReport, TrainBatch, TrainEpisode, WeightsManifest
+from agentrl.types.errors import StalledError
+from agentrl.types.version import PolicyVersion
+
+
+class Machine:
+    """What training drives: a buffer that withholds every episode, a trainer, a recorder, a run's folder."""
+
+    def __init__(self) -> None:
+        self.journal = self
+        self.steps = 0
+
+    async def take(self, versions: dict[str, PolicyVersion]) -> dict[str, TrainBatch]:
+        withheld = TrainEpisode("train-000000-0", 0, 1.0, ())
+        return {policy: TrainBatch(policy, version, (withheld,)) for policy, version in versions.items()}
+
+    async def step(self, batch: TrainBatch) -> StepReport:
+        self.steps += 1
+        return StepReport(batch.version.next())
+
+    async def stage(self, version: PolicyVersion, folder: Path) -> WeightsManifest:
+        return WeightsManifest("main", version, str(folder), {}, 0)
+
+    def weights(self, policy: str, version: PolicyVersion) -> Path:
+        return Path("weights") / policy / str(version)
+
+    async def trained(self, *_: Any) -> None: ...
+
+    async def stepped(self, *_: Any) -> None: ...
+
+    def record_step(self, *_: Any) -> None: ...
+
+
+async def test_a_run_whose_every_episode_is_withheld_ends_before_its_last_step():
+    machine = Machine()
+    config = SimpleNamespace(
+        steps=100,
+        buffer=BufferConfig(max_staleness=1, staleness="withhold"),
+        evaluation=SimpleNamespace(final_tasks=0, interval_steps=0),
+        checkpoint=SimpleNamespace(interval_steps=1000),
+    )
+    start = SimpleNamespace(version=PolicyVersion(0, 0))
+    policies = {"main": SimpleNamespace(trainer=machine)}
+    parts = SimpleNamespace(
+        config=config, buffer=machine, recorder=machine, start=start, policies=policies, run=machine
+    )
+    with pytest.raises(StalledError, match=r"policy 'main' has not one token .* 6 steps .*buffer.max_staleness = 1"):
+        await Controller(parts)._train()
+    assert machine.steps == 5

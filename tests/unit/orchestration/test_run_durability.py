@@ -1,0 +1,157 @@
+"""What a checkpoint knows of journal and ledger is missed at a resume, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agentrl.buffer.frontier import FrontierState
+from agentrl.journal import entries as e
+from agentrl.orchestration import launch
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.controller import Controller
+from agentrl.orchestration.journal import RunJournal
+from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.types.errors import StorageError
+from agentrl.types.version import PolicyVersion
+from tests.unit.journal.journals import name_of, taken, whole_life
+
+WRITERS = ("worker-0", "buffer")
+LINES = [json.dumps({"episode_id": name_of(number)}) + "\n" for number in (0, 1)]
+
+
+def begin(run: RunDirectory, is_salvaged: bool = False) -> RunJournal:
+    return launch._begin(run.config(), run, is_salvaged)[1]
+
+
+async def checkpoint(run: RunDirectory, journal: RunJournal, step: int) -> None:
+    """What a controller saves after a step that made the first group final."""
+
+    async def save(folder: Path) -> None:
+        folder.mkdir()
+
+    def finish_ledger() -> int:
+        run.ledger.write_text("".join(LINES))
+        return run.ledger.stat().st_size
+
+    parts = SimpleNamespace(
+        config=run.config(),
+        run=run,
+        journal=journal,
+        start=SimpleNamespace(version=PolicyVersion(0, 0)),
+        policies={"main": SimpleNamespace(trainer=SimpleNamespace(save=save))},
+        recorder=SimpleNamespace(finish_ledger=finish_ledger),
+        buffer=SimpleNamespace(frontier=lambda: FrontierState(1), journal=journal.buffer),
+    )
+    controller = Controller(parts)  # type: ignore[arg-type]
+    controller.version = PolicyVersion(0, step)
+    await controller._checkpoint()
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> RunDirectory:
+    """A run that died behind its checkpoint: it holds the first group, the second is in play."""
+    table = {
+        "name": "demo",
+        "steps": 6,
+        "runs_folder": tmp_path,
+        "policies": {"main": {"model": tmp_path / "model"}},
+        "environment": {"name": "sql"},
+        "buffer": {"group_size": 2},
+    }
+    run = RunDirectory.create(RunConfig.model_validate(table))
+    journal = begin(run)
+    for number in (0, 1, 2):
+        for entry in whole_life(number):
+            await journal.rollouts.writer.append(*e.pack(name_of(number), entry))  # type: ignore[attr-defined]
+    await journal.buffer.writer.append(*e.pack(None, taken(0, 0, 1)))  # type: ignore[attr-defined]
+    await checkpoint(run, journal, 1)
+    await journal.close()
+    return run
+
+
+def groups(journal: RunJournal) -> list[int]:
+    return [group.number for group in journal.recovered.groups]
+
+
+async def test_a_checkpoint_names_the_newest_segment_of_each_writer(run: RunDirectory) -> None:
+    _, progress = run.latest_checkpoint()
+    assert {end.writer: end.number for end in progress.journal} == dict.fromkeys(WRITERS, 1)
+    assert all(0 < end.end_bytes < (run.journal / end.name).stat().st_size for end in progress.journal)
+    assert groups(begin(run)) == [1]
+
+
+async def test_a_writer_that_has_not_written_since_the_start_is_named_as_before(run: RunDirectory) -> None:
+    journal = begin(run)
+    await journal.buffer.writer.append(*e.pack(None, e.Checkpointed(1)))  # type: ignore[attr-defined]
+    assert {end.writer: end.number for end in journal.ends()} == {"worker-0": 1, "buffer": 2}
+    await journal.close()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("is_missing", [True, False])
+async def test_a_journal_that_lost_its_end_is_refused_and_can_be_salvaged(
+    writer: str, is_missing: bool, run: RunDirectory
+) -> None:
+    _, progress = run.latest_checkpoint()
+    end = next(end for end in progress.journal if end.writer == writer)
+    path = run.journal / end.name
+    kept = path.read_bytes()[: end.end_bytes - 1]
+    path.unlink()
+    if not is_missing:
+        path.write_bytes(kept)
+    what = "is missing although the newest checkpoint names it" if is_missing else "is damaged at bytes"
+    with pytest.raises(StorageError, match=rf"journal segment {path} {what}.*--salvage"):
+        begin(run)
+    has_second_group = writer == "buffer" or not is_missing
+    # The first group is final by the checkpoint, even where what took it is lost.
+    assert groups(begin(run, is_salvaged=True)) == [1] * has_second_group
+    assert groups(begin(run)) == [1] * has_second_group, "once salvaged, nothing is missed any more"
+
+
+async def test_a_checkpoint_of_an_older_program_names_no_segment(run: RunDirectory) -> None:
+    folder, progress = run.latest_checkpoint()
+    table = json.loads((folder / "progress.json").read_text())
+    del table["journal"]
+    (folder / "progress.json").write_text(json.dumps(table))
+    assert run.latest_checkpoint()[1].journal == ()
+    (run.journal / progress.journal[0].name).unlink()
+    assert groups(begin(run)) == []
+
+
+@pytest.mark.parametrize("missing_bytes", [1, len(LINES[1]) + 1, sum(map(len, LINES))])
+async def test_a_ledger_that_is_short_is_refused_and_can_be_salvaged(missing_bytes: int, run: RunDirectory) -> None:
+    whole = run.ledger.read_text()
+    run.ledger.write_text(whole[: len(whole) - missing_bytes])
+    if missing_bytes == len(whole):
+        run.ledger.unlink()
+    message = rf"{run.ledger} lacks {missing_bytes} of the {len(whole)} bytes .*restore the file.*--salvage"
+    with pytest.raises(StorageError, match=message):
+        begin(run)
+    kept = {1: LINES[0]}.get(missing_bytes, "")
+    assert groups(begin(run, is_salvaged=True)) == [1], "what was trained is not trained again"
+    assert (run.ledger.read_text() if run.ledger.is_file() else "") == kept
+    # A checkpoint that is not complete leaves lines behind what is left; they are taken back as ever.
+    run.ledger.write_text(kept + whole)
+    assert groups(begin(run)) == [1]
+    assert run.ledger.read_text() == kept
+
+
+async def test_a_run_without_a_checkpoint_needs_no_ledger(run: RunDirectory) -> None:
+    run.ledger.unlink()
+    assert run.cut_ledger(0) == set()
+    run.ledger.write_text("".join(LINES))
+    assert run.cut_ledger(len(LINES[0])) == {name_of(0)}
+
+
+def test_the_names_of_a_new_run_and_of_its_parents_outlive_a_loss_of_power(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("agentrl.journal.disk.sync_path", synced.append)
+    config = run.config().model_copy(update={"runs_folder": tmp_path / "new" / "runs"})
+    RunDirectory.create(config)
+    assert {tmp_path, tmp_path / "new", tmp_path / "new" / "runs"} <= set(synced)
