@@ -15,8 +15,8 @@ import orjson
 from agentrl.inference.adapters import Adapter, AdapterShelf, adapter_name, is_adapter_name
 from agentrl.inference.checksum import checksum_key
 from agentrl.inference.config import ClientConfig
-from agentrl.inference.transport import LaneTransport
-from agentrl.inference.wire import frozen_kv, generation_body, parse_checksums, parse_generation
+from agentrl.inference.transport import LaneTransport, decoded, error_text
+from agentrl.inference.wire import generation_body, parse_checksums, parse_generation
 from agentrl.types.batch import Receipt
 from agentrl.types.errors import Boundary, EngineError, EngineRefusedError, EpisodeError
 from agentrl.types.generation import Generation, GenerationRequest
@@ -61,14 +61,13 @@ class EngineClient:
         """
         adapter = self._shelf.begin()
         try:
-            generation = parse_generation(await self._generate(request, adapter), request)
+            answer = await self._generate(request, adapter)
+            generation = parse_generation(answer, request, keeps_kv=self._pause_mode == "in_place")
         finally:
             self._release(adapter)
         if adapter is not None:
             spans = (VersionSpan(adapter.version, 0, len(generation.token_ids)),) if len(generation.token_ids) else ()
             return replace(generation, versions=spans, kv_versions=spans)
-        if self._pause_mode == "in_place" and generation.kv_versions == generation.versions:
-            return replace(generation, kv_versions=frozen_kv(generation.versions))
         return generation
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -153,11 +152,26 @@ class EngineClient:
         await self.model_info()
 
     async def probe(self) -> PolicyVersion:
-        """Whether it is well, and the version that it serves; not while paused. Raises EngineError."""
+        """Whether it is well, and the version that it serves; not while paused.
+
+        An engine that started again has lost its adapters, and serves its base weights.
+
+        Raises:
+            EngineError: it is not well, or what it serves cannot be told.
+        """
         response = await self._get("/health")
         if response.status_code != 200:
-            raise EngineError(f"engine {self.name}: /health: {_error_text(response)}")
-        return self._served_version(await self.model_info())
+            raise EngineError(f"engine {self.name}: /health: {error_text(response)}")
+        while (adapter := self._shelf.newest) is not None:
+            if adapter.name in await self._adapter_sources():
+                return adapter.version
+            if adapter == self._shelf.newest:  # else a newer one took its place meanwhile
+                break
+        version = self._base_version(await self.model_info())
+        # A run that was resumed labels the base weights with the version of its first adapter.
+        if adapter is not None and version == adapter.version:
+            raise self._lacks(adapter)
+        return version
 
     async def relabel(self, version: PolicyVersion) -> None:
         """Rename the weights that are served, without touching requests in flight. Raises EngineError."""
@@ -167,13 +181,14 @@ class EngineClient:
     async def receipt(self) -> Receipt:
         """Version and checksums from the engine itself. Raises EngineError."""
         start = time.monotonic()
-        if self._shelf.newest is not None:
-            await self._check_has_adapter(self._shelf.newest)
-            return Receipt(self.name, self._shelf.newest.version, {}, time.monotonic() - start, 0)
+        if (adapter := self._shelf.newest) is not None:
+            if adapter.name not in await self._adapter_sources():
+                raise self._lacks(adapter)
+            return Receipt(self.name, adapter.version, {}, time.monotonic() - start, 0)
         info = await self.model_info()
         answer = await self._control("/weights_checker", {"action": "checksum"}, self._config.load_s)
         checksums = {checksum_key(info.get("dtype"), name): digest for name, digest in parse_checksums(answer)}
-        return Receipt(self.name, self._served_version(info), checksums, time.monotonic() - start, 0)
+        return Receipt(self.name, self._base_version(info), checksums, time.monotonic() - start, 0)
 
     async def model_info(self) -> dict[str, Any]:
         """What the engine says of itself; answers in any state. Raises EngineError."""
@@ -201,20 +216,18 @@ class EngineClient:
             message = f"{self.name} at {self.url}: {type(error).__name__} {error}".rstrip()
             raise EpisodeError(Boundary.ENGINE, "unreachable", message) from error
         if response.status_code != 200:
-            raise EpisodeError(Boundary.ENGINE, "refused", f"{self.name}: {_error_text(response)}")
-        return _decoded(response)
+            raise EpisodeError(Boundary.ENGINE, "refused", f"{self.name}: {error_text(response)}")
+        return decoded(response)
 
-    def _served_version(self, info: dict[str, Any]) -> PolicyVersion:
-        if self._shelf.newest is not None:
-            return self._shelf.newest.version
+    def _base_version(self, info: dict[str, Any]) -> PolicyVersion:
+        """What `/model_info` calls the weights below any adapter. Raises EngineError."""
         try:
             return PolicyVersion.parse(info["weight_version"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineError(f"engine {self.name}: /model_info names no policy version: {error}") from error
 
-    async def _check_has_adapter(self, adapter: Adapter) -> None:
-        if adapter.name not in await self._adapter_sources():
-            raise EngineError(f"engine {self.name} does not list {adapter.name} among its models")
+    def _lacks(self, adapter: Adapter) -> EngineError:
+        return EngineError(f"engine {self.name} does not list {adapter.name} among its models")
 
     async def _adapter_sources(self) -> dict[str, str | None]:
         """Folders of the adapters that the engine holds, by name; None where it names none."""
@@ -257,8 +270,8 @@ class EngineClient:
 
     def _checked(self, path: str, response: httpx.Response) -> dict[str, Any]:
         if response.status_code != 200:
-            raise EngineRefusedError(f"engine {self.name}: {path}: {_error_text(response)}", response.status_code)
-        answer = _decoded(response) if response.content else {}
+            raise EngineRefusedError(f"engine {self.name}: {path}: {error_text(response)}", response.status_code)
+        answer = decoded(response) if response.content else {}
         if not isinstance(answer, dict):
             raise EngineError(f"engine {self.name}: {path}: no JSON object but {response.text[:300]}")
         return answer
@@ -277,20 +290,3 @@ class EngineClient:
         """Tell the engine that nobody waits; the answer does not matter, nor does it if it is gone."""
         with contextlib.suppress(httpx.HTTPError, TimeoutError):
             await self._post("/abort_request", orjson.dumps({"rid": rid}), self._config.control_s)
-
-
-def _decoded(response: httpx.Response) -> Any:
-    """The JSON of an answer, None if it is none."""
-    try:
-        return orjson.loads(response.content)
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _error_text(response: httpx.Response) -> str:
-    body = _decoded(response)
-    if body is None:
-        return f"HTTP {response.status_code}: {response.text[:300]}".rstrip(": ")
-    error = body.get("error", body) if isinstance(body, dict) else body
-    message = error.get("message", error) if isinstance(error, dict) else error
-    return f"HTTP {response.status_code}: {message}"

@@ -140,7 +140,7 @@ class Fleet:
     def dead(self, name: str, reason: str) -> None:
         """No reply comes from it any more; its requests go elsewhere from their tokens."""
         member = self.members[name]
-        during = f" (weights: in the phase {member.phase})" if member.phase else ""
+        during = f" (weights: in the phase {member.phase})" if member.phase else " (in the phase generate)"
         self._move(member, EngineState.DEAD, f"{reason}{during}")
         member.bury()
 

@@ -1,4 +1,4 @@
-"""An HTTP transport for hundreds of requests in flight to one host.
+"""An HTTP transport for hundreds of requests in flight to one host, and how its answers are read.
 
 httpx's own pool looks at every connection whenever a request comes or goes, which costs most of a core at
 64 requests in flight. Here each connection is a lane of its own, and an idle lane is found at once.
@@ -7,8 +7,10 @@ httpx's own pool looks at every connection whenever a request comes or goes, whi
 from __future__ import annotations
 
 import ssl
+from typing import Any
 
 import httpx
+import orjson
 
 
 class LaneTransport(httpx.AsyncBaseTransport):
@@ -42,3 +44,21 @@ class LaneTransport(httpx.AsyncBaseTransport):
 
     def _open_lane(self) -> httpx.AsyncHTTPTransport:
         return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=httpx.Limits(max_connections=1))
+
+
+def decoded(response: httpx.Response) -> Any:
+    """The JSON of an answer, None if it is none."""
+    try:
+        return orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def error_text(response: httpx.Response) -> str:
+    """What a refusal says, in any of SGLang's forms. Example: ``HTTP 400: too hot``."""
+    body = decoded(response)
+    if body is None:
+        return f"HTTP {response.status_code}: {response.text[:300]}".rstrip(": ")
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return f"HTTP {response.status_code}: {message}"

@@ -44,8 +44,8 @@ def generation_body(request: GenerationRequest, cache_name: str | None = None, a
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
-    """What ``/generate`` answered.
+def parse_generation(answer: Any, request: GenerationRequest, keeps_kv: bool = False) -> Generation:
+    """What ``/generate`` answered; `keeps_kv` says that the engine's KV survives swaps of its weights.
 
     Raises:
         EpisodeError: fields are missing or do not align with the tokens (boundary contract).
@@ -64,12 +64,11 @@ def parse_generation(answer: Any, request: GenerationRequest) -> Generation:
             if [entry[1] for entry in meta["output_token_logprobs"]] != answer["output_ids"]:
                 raise ValueError(f"the {len(logprobs)} logprobs are not of the {len(token_ids)} output_ids")
         versions = _parse_versions(meta, request, len(token_ids))
-        kv_versions = _parse_spans(meta["kv_versions"]) if "kv_versions" in meta else versions
         generation = Generation(
             token_ids=token_ids,
             logprobs=np.asarray(logprobs, np.float32),
             versions=versions,
-            kv_versions=kv_versions,
+            kv_versions=_parse_kv_versions(meta, request, versions, keeps_kv),
             finish=finish,
             kept_tokens=kept,
             cached_tokens=int(meta.get("cached_tokens", 0)),
@@ -93,18 +92,28 @@ def _parse_versions(meta: dict[str, Any], request: GenerationRequest, num_tokens
     return (VersionSpan(min(last, request.expects or last), 0, num_tokens),)
 
 
-def _parse_spans(spans: list[dict[str, Any]]) -> tuple[VersionSpan, ...]:
-    return tuple(VersionSpan(PolicyVersion.parse(s["version"]), s["start"], s["end"]) for s in spans)
+def _parse_kv_versions(
+    meta: dict[str, Any], request: GenerationRequest, versions: tuple[VersionSpan, ...], keeps_kv: bool
+) -> tuple[VersionSpan, ...]:
+    """KV version spans of the engine's own report, else the oldest weights that KV can be of.
 
-
-def frozen_kv(versions: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """KV versions of a request whose cache survived every swap: the oldest weights wrote the start of it.
+    Where KV survives swaps, a request's own is as old as its oldest token. What it found in the cache is as old
+    as the version that it expected, which names its part of the cache.
 
     Example: spans 7 over [0, 40) and 8 over [40, 120) have the KV version 7 over [0, 120).
     """
-    if not versions:
+    if "kv_versions" in meta:
+        return _parse_spans(meta["kv_versions"])
+    if not keeps_kv or not versions:
         return versions
-    return (VersionSpan(min(span.version for span in versions), 0, versions[-1].end),)
+    oldest = min(span.version for span in versions)
+    if request.expects is not None and int(meta.get("cached_tokens", 0)) > 0:
+        oldest = min(oldest, request.expects)
+    return (VersionSpan(oldest, 0, versions[-1].end),)
+
+
+def _parse_spans(spans: list[dict[str, Any]]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(PolicyVersion.parse(s["version"]), s["start"], s["end"]) for s in spans)
 
 
 def parse_checksums(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -46,6 +46,7 @@ class FaultPhase(StrEnum):
     SWAP = "swap"
     RECEIPT = "receipt"
     RESUME = "resume"
+    CANARY = "canary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class ChaosEngine:
             raise EpisodeError(Boundary.ENGINE, "unreachable", str(error)) from error
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Never at fault."""
-        return await self._engine.score(token_ids)
+        """What the canary asks for."""
+        return await self._call(FaultPhase.CANARY, lambda: self._engine.score(token_ids))
 
     async def pause(self) -> int:
         """Stop generating."""

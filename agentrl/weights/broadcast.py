@@ -4,8 +4,9 @@ Every engine has a group of its own with a sender process of its own. A sick eng
 healthy one, no two engines share a pause, and a broadcast that hangs is abandoned by killing its sender.
 The price is one copy on the wire for each engine, where one group of all would send a tree.
 
-The sender maps the files that all ranks of the trainer have written, so that no rank waits for a broadcast,
-and gathers the next bucket while one is sent.
+The trainer's ranks gather the weights once, in the step, and rank 0 stages them as files; the sender maps these, so
+that no rank waits for a broadcast, and flattens the next bucket while one is sent. The price is rank 0's memory, which
+holds the whole model for a moment.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class BroadcastTransport:
             "group_name": name,
             "backend": config.backend,
         }
-        arguments = (0, config.master_address, port, world_size, name, config.backend, config.join_s)
+        arguments = (0, config.master_address, port, world_size, name, config.backend, config.join_s, config.sender_gpu)
         joining = sender.call("join", *arguments, result=type(None), deadline_s=config.join_s)
         try:
             await _both(engine.update("/init_weights_update_group", body), joining)

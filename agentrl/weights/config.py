@@ -26,6 +26,8 @@ class BroadcastTransportConfig(ConfigModel):
     """By gloo or NCCL."""
     backend: Literal["gloo", "nccl"] = "gloo"
     """gloo between CPUs, NCCL between GPUs."""
+    sender_gpu: Annotated[int, Field(ge=0)] = 0
+    """Under NCCL, the GPU that sends; one that no engine of the group uses."""
     master_address: str = "127.0.0.1"
     """This machine's address as the engines see it."""
     ranks_per_engine: Annotated[int, Field(gt=0)] = 1
@@ -37,10 +39,13 @@ class BroadcastTransportConfig(ConfigModel):
 
 
 class TensorTransportConfig(ConfigModel):
-    """Engines on this machine map the weights: shared memory, or CUDA IPC where there is CUDA."""
+    """Engines on this machine map the weights: shared memory, or CUDA IPC."""
 
     kind: Literal["tensors"] = "tensors"
     """Through memory that both map."""
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
+    """Where the shared weights lie: ``cpu``, or ``cuda:N`` for CUDA IPC with engines that know GPU N by that number,
+    at the price of one more copy of the weights there."""
     ranks_per_engine: Annotated[int, Field(gt=0)] = 1
     """Tensor-parallel size of each engine."""
     bucket_bytes: Annotated[int, Field(gt=0)] = _BUCKET_BYTES

@@ -37,11 +37,15 @@ class Sender:
         self._buffers: dict[int, torch.Tensor] = {}
 
     def join(
-        self, rank: int, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float
+        self, rank: int, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float, gpu: int
     ) -> None:
-        """Meet others in a process group; rank 0 sends, an engine's ranks receive."""
+        """Meet others in a process group; rank 0 sends, an engine's ranks receive. NCCL sends from `gpu`."""
+        import torch
+
         from agentrl.weights.group import join_group
 
+        if backend == "nccl":
+            torch.cuda.set_device(gpu)
         self._group = join_group(address, port, world_size, rank, name, backend, timeout_s)
 
     def open(self, folder: str, bucket_bytes: int) -> list[Bucket]:
@@ -80,14 +84,16 @@ class Sender:
         pieces = [tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in self._named(index)]
         return torch.cat(pieces, out=buffer[: self._buckets[index].num_bytes])
 
-    def share(self, num_readers: int) -> list[list[str]]:
-        """Put all buckets into shared memory; returns for each a payload for every reader, good until the next call.
+    def share(self, num_readers: int, device: str) -> list[list[str]]:
+        """Put all buckets into memory of a device that others can map: shared memory, or a GPU's by CUDA IPC.
+
+        Returns for each bucket a payload for every reader, good until the next call.
 
         A payload serves one reader: reading gives back a count that keeps the memory alive.
         """
         from agentrl.weights.payloads import shared_payload
 
-        self._shared = [[(n, t.clone()) for n, t in self._named(i)] for i in range(len(self._buckets))]
+        self._shared = [[(n, t.to(device, copy=True)) for n, t in self._named(i)] for i in range(len(self._buckets))]
         return [[shared_payload(pairs) for _ in range(num_readers)] for pairs in self._shared]
 
     def delta(self, old: str, new: str, target: str, full_above: float) -> int:

@@ -37,9 +37,8 @@ class TensorTransport:
             sender = self._senders[engine.name] = await SenderProcess.start(name, self._logs / f"{name}.log")
         arguments = (manifest.path, self._config.bucket_bytes)
         await sender.call("open", *arguments, result=list[Bucket], deadline_s=self._load_s)
-        payloads = await sender.call(
-            "share", self._config.ranks_per_engine, result=list[list[str]], deadline_s=self._load_s
-        )
+        placing = (self._config.ranks_per_engine, self._config.device)
+        payloads = await sender.call("share", *placing, result=list[list[str]], deadline_s=self._load_s)
         self._payloads[engine.name] = payloads
         if await self._ahead.includes(engine):
             version = {"weight_version": str(manifest.version)}

@@ -43,7 +43,7 @@ async def _join(engine: EngineCalls, sender: SenderProcess) -> str:
     port = free_port()
     name = f"group-{os.getpid()}-{next(_numbers)}"
     body = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
-    joining = sender.call("join", 0, "127.0.0.1", port, 2, name, "gloo", 90.0, result=type(None), deadline_s=90)
+    joining = sender.call("join", 0, "127.0.0.1", port, 2, name, "gloo", 90.0, 0, result=type(None), deadline_s=90)
     answer, _ = await asyncio.gather(
         engine.ok("/init_weights_update_group", **body, group_name=name, backend="gloo"), joining
     )

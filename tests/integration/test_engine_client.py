@@ -170,3 +170,21 @@ async def test_after_a_swap_in_place_no_new_request_attends_to_kv_of_the_old_wei
             assert generation.logprobs.tolist() == pytest.approx(expected, abs=1e-3)
             assert {span.version for span in generation.versions} == {version}
     await client.close()
+
+
+async def test_a_request_held_over_a_swap_in_place_names_the_weights_whose_kv_it_found(engine: EngineCalls) -> None:
+    client = engine.server.client("in_place")
+    first = dataclasses.replace(_request("held-over-0001", prompt=PROMPT[::-1] * 9), expects=FIRST)
+    await client.generate(first)
+    await client.pause()
+    held = asyncio.create_task(client.generate(dataclasses.replace(first, rid="held-over-0002")))
+    await asyncio.sleep(0.3)  # SGLang holds it back before its queue, where no count shows it
+    assert not held.done()
+    await client.update_weights_from_disk(str(engine.server.other_model), FIRST.next())
+    await client.resume()
+    generation = await held
+    assert {span.version for span in generation.versions} == {FIRST.next()}
+    assert (generation.cached_tokens > 0) is engine.server.traits.reuses_cache_of_old_weights
+    oldest = FIRST if generation.cached_tokens else FIRST.next()
+    assert {span.version for span in generation.kv_versions} == {oldest}
+    await client.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,3 +157,14 @@ async def test_a_load_keeps_the_cache_of_requests_frozen_in_place(mode: Any, flu
     assert server.seen[1][1]["flush_cache"] is flushes
     assert server.seen[1][1]["weight_version"] == "0.4"
     assert server.seen[2] == ("/abort_request", {"abort_all": True})
+
+
+@pytest.mark.parametrize(("mode", "step"), [("abort", 3), ("retract", 3), ("in_place", 2)])
+async def test_only_a_pause_in_place_leaves_kv_of_old_weights_to_new_requests(mode: Any, step: int) -> None:
+    answer = {**GOOD, "meta_info": {**GOOD["meta_info"], "cached_tokens": 12}}
+    async with canned_server({"/generate": json_answer(answer)}) as server:
+        client = EngineClient("main-0", server.url, QUICK, mode)
+        generation = await client.generate(replace(REQUEST, expects=PolicyVersion(0, 2)))
+        await client.close()
+    assert {span.version for span in generation.versions} == {PolicyVersion(0, 3)}
+    assert {span.version for span in generation.kv_versions} == {PolicyVersion(0, step)}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,36 @@ def test_a_server_without_spans_speaks_for_all_tokens_by_one_label() -> None:
     del answer["meta_info"]["weight_versions"], answer["meta_info"]["kv_versions"]
     generation = parse_generation(answer, _request())
     assert generation.versions == generation.kv_versions == (VersionSpan(PolicyVersion(0, 4), 0, 3),)
+
+
+def _kv_of_what_was_held(cached: int, **meta: Any) -> set[PolicyVersion]:
+    """KV versions of a request that expected 0.3, was held over a swap that KV survived, and ran at 0.4."""
+    answer = _answer()
+    answer["meta_info"] |= {"weight_versions": [{"version": "0.4", "start": 0, "end": 3}], "cached_tokens": cached}
+    del answer["meta_info"]["kv_versions"]
+    answer["meta_info"] |= meta
+    generation = parse_generation(answer, replace(_request(), expects=PolicyVersion(0, 3)), keeps_kv=True)
+    assert generation.versions == (VersionSpan(PolicyVersion(0, 4), 0, 3),)
+    return {span.version for span in generation.kv_versions}
+
+
+@pytest.mark.parametrize(("cached", "step"), [(12, 3), (0, 4)])
+def test_kv_found_in_a_cache_that_survives_swaps_is_as_old_as_the_request_expected(cached: int, step: int) -> None:
+    assert _kv_of_what_was_held(cached) == {PolicyVersion(0, step)}
+
+
+def test_a_server_that_reports_its_kv_is_believed() -> None:
+    spans = [{"version": "0.4", "start": 0, "end": 3}]
+    assert _kv_of_what_was_held(12, kv_versions=spans) == {PolicyVersion(0, 4)}
+
+
+@pytest.mark.parametrize("keeps_kv", [True, False])
+def test_a_request_that_keeps_its_kv_over_a_swap_attends_to_its_oldest(keeps_kv: bool) -> None:
+    answer = _answer()
+    del answer["meta_info"]["kv_versions"]
+    generation = parse_generation(answer, _request(), keeps_kv)
+    kept = (VersionSpan(PolicyVersion(0, 3), 0, 3),)
+    assert generation.kv_versions == (kept if keeps_kv else generation.versions)
 
 
 def test_an_abort_before_the_first_token_has_nothing_to_align() -> None:
