@@ -139,7 +139,7 @@ async def play_hopeless(models: Models, logs: Path, setting: Setting = EMBEDDED)
     named = 0
     for fault, words in (
         (Fault(FaultKind.KILL, FaultPhase.SWAP), ("alone", "signal 9", "phase swap")),
-        (Fault(FaultKind.HANG, FaultPhase.GENERATE), ("alone", "no answer to a probe")),
+        (Fault(FaultKind.HANG, FaultPhase.GENERATE), ("alone", "no answer to a probe", "in the phase")),
     ):
         message = await _end_of(Stage(*models, logs, setting, max_restarts=0), fault)
         named += all(word in message for word in words)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.journal.entries import Ended, Intended, Leased, Turned
+from agentrl.journal.entries import Delivered, Ended, Intended, Leased, Turned
 from agentrl.journal.life import EpisodeLife
 from agentrl.journal.reading import read_journal
 
@@ -18,7 +18,8 @@ EXTERNAL = "schema"
 class KillVerdict:
     """Facts of earlier looks, against which each later one is held.
 
-    `turns_lost` counts turns that were on record and are no more, or that acted without being on record;
+    `turns_lost` counts turns that were on record and are no more, replies that do not go on from the parts of them
+    that were, and turns that acted without being on record;
     `effects_twice` calls that one instance carried out twice, or an external one that ran twice at all;
     `regenerated` turns made again and ended episodes played again; `ledger_gaps` episodes without exactly one line.
     """
@@ -29,6 +30,7 @@ class KillVerdict:
     regenerated: int = 0
     ledger_gaps: int = 0
     _turns: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    _parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
     _intents: set[str] = field(default_factory=set)
     _leased: set[str] = field(default_factory=set)
     _twice: set[str] = field(default_factory=set)
@@ -39,12 +41,17 @@ class KillVerdict:
         lives = read_journal(self.run / "journal").lives
         final = self._on_ledger()
         found: dict[tuple[str, int], bytes] = {}
+        open_parts: dict[tuple[str, int], bytes] = {}
         for name, life in lives.items():
             self._leased.add(name)
-            found |= self._read(name, life)
-        for key, digest in self._turns.items():
-            self.turns_lost += key[0] not in final and found.get(key) != digest
-        self._turns = {key: digest for key, digest in found.items() if key[0] not in final}
+            found |= self._read(name, life, open_parts)
+        for key, tokens in self._turns.items():
+            self.turns_lost += key[0] not in final and found.get(key) != tokens
+        for key, tokens in self._parts.items():
+            now = found.get(key, open_parts.get(key, b""))
+            self.turns_lost += key[0] not in final and not now.startswith(tokens)
+        self._turns = {key: tokens for key, tokens in found.items() if key[0] not in final}
+        self._parts = {key: tokens for key, tokens in open_parts.items() if key[0] not in final}
         self._count_effects(set(final))
 
     def close(self) -> None:
@@ -68,21 +75,30 @@ class KillVerdict:
         """Episodes that were leased."""
         return len(self._leased)
 
-    def _read(self, name: str, life: EpisodeLife) -> dict[tuple[str, int], bytes]:
+    def _read(
+        self, name: str, life: EpisodeLife, open_parts: dict[tuple[str, int], bytes]
+    ) -> dict[tuple[str, int], bytes]:
+        """Tokens of the episode's replies; those of a reply that is not whole yet go to `open_parts`."""
         turns: dict[tuple[str, int], bytes] = {}
-        has_ended = False
+        parts, has_ended = b"", False
         for entry in life.entries:
             match entry:
                 case Leased():
                     self.regenerated += has_ended
+                case Delivered():
+                    parts += entry.generation.token_ids.tobytes()
                 case Turned():
                     key = (name, entry.turn.index)
                     self.regenerated += key in turns
                     turns[key] = entry.nodes[-1].token_ids.tobytes()
+                    self.turns_lost += not turns[key].startswith(parts)
+                    parts = b""
                 case Intended():
                     self._intents |= {effect.effect_id for effect in entry.effects}
                 case Ended():
                     has_ended = True
+        if parts:
+            open_parts[name, len(turns)] = parts
         return turns
 
     def _count_effects(self, final: set[str]) -> None:
@@ -96,11 +112,14 @@ class KillVerdict:
         self._unknown |= acted - self._intents
 
     def _on_ledger(self) -> Counter[str]:
-        return Counter(json.loads(line)["episode_id"] for line in _lines(self.run / "ledger.jsonl"))
+        """Episodes by their number of lines up to the newest checkpoint; a resumed run cuts off what is behind it."""
+        checkpoints = sorted(self.run.glob("checkpoints/*/progress.json"))
+        num_bytes = json.loads(checkpoints[-1].read_text())["ledger_bytes"] if checkpoints else 0
+        return Counter(json.loads(line)["episode_id"] for line in _lines(self.run / "ledger.jsonl", num_bytes))
 
 
-def _lines(file: Path) -> list[str]:
-    """Whole lines of a file; one that a kill cut off was never finished."""
+def _lines(file: Path, num_bytes: int | None = None) -> list[str]:
+    """Whole lines of a file, or of its first bytes; one that a kill cut off was never finished."""
     if not file.is_file():
         return []
-    return [line for line in file.read_text().split("\n")[:-1] if line]
+    return [line for line in file.read_bytes()[:num_bytes].decode().split("\n")[:-1] if line]

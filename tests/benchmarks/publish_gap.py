@@ -134,7 +134,7 @@ async def _bare_gloo_s(folder: Path, logs: Path) -> float:
     """Two senders, of which one receives: both call broadcast, rank 1 into what it holds already."""
     config = BroadcastTransportConfig()
     pair = [await SenderProcess.start(f"bare-{rank}", logs / f"bare-{rank}.log") for rank in range(2)]
-    arguments = ("127.0.0.1", free_port(), 2, "bare", "gloo", config.join_s)
+    arguments = ("127.0.0.1", free_port(), 2, "bare", "gloo", config.join_s, 0)
     joins = (s.call("join", rank, *arguments, result=type(None), deadline_s=60.0) for rank, s in enumerate(pair))
     await asyncio.gather(*joins)
     times = []
@@ -177,7 +177,7 @@ async def measure_adapter(bench: Bench, model: Path, folder: Path) -> dict[str, 
     bystander.cancel()
     await publisher.close()
     return {
-        "gap_s": 0.0,
+        "gap_s": statistics.mean(receipt.gap_s for receipt in receipts),
         "seconds": round(statistics.mean(receipt.seconds for receipt in receipts), 3),
         "lora_extra_bytes_fraction": (sent_bytes - tensor_bytes) / tensor_bytes,
         "lora_token_gap_ms": 1000 * statistics.mean(during),
