@@ -70,11 +70,14 @@ def test_a_truncated_answer_carries_renormalised_logprobs_and_kept_sets() -> Non
     assert generation.kept_tokens.offsets.tolist() == [0, 2, 3, 6]
 
 
-def test_a_server_without_spans_speaks_for_all_tokens_by_one_label() -> None:
+@pytest.mark.parametrize(("expects", "step"), [(None, 4), (PolicyVersion(0, 4), 4), (PolicyVersion(0, 2), 2)])
+def test_a_server_without_spans_speaks_for_all_tokens_by_the_older_of_two_versions(
+    expects: PolicyVersion | None, step: int
+) -> None:
     answer = _answer()
     del answer["meta_info"]["weight_versions"], answer["meta_info"]["kv_versions"]
-    generation = parse_generation(answer, _request())
-    assert generation.versions == generation.kv_versions == (VersionSpan(PolicyVersion(0, 4), 0, 3),)
+    generation = parse_generation(answer, replace(_request(), expects=expects))
+    assert generation.versions == generation.kv_versions == (VersionSpan(PolicyVersion(0, step), 0, 3),)
 
 
 def _kv_of_what_was_held(cached: int, **meta: Any) -> set[PolicyVersion]:
