@@ -8,6 +8,7 @@ renaming it and deleting segments leaves nothing to repair: what the newest file
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from agentrl.journal.segments import sync_folder
 from agentrl.journal.settling import step_of
 from agentrl.types.errors import StorageError
 
+_log = logging.getLogger(__name__)
 _READ_AT_ONCE = 64
 _ROW_GROUP_TOKENS = 2**20
 _UNTIL = "agentrl.archived_until"
@@ -60,6 +62,8 @@ def archive(folder: Path, target: Path, keep_bytes: int | None = None, index: Pa
         for draft in target.glob(".consumed-*.parquet.new"):
             draft.unlink()
     file, episodes, incomplete = with_index(folder, index, lambda journal: _archive(journal, target))
+    if incomplete:
+        _log.warning("%d consumed episodes are not in %s: their first entries are gone", incomplete, target)
     with _writing(target):
         deleted = _make_room(target, keep_bytes)
     return Archived(file, episodes, incomplete, len(deleted), sum(deleted))

@@ -162,6 +162,23 @@ def test_beyond_its_bytes_the_oldest_files_go_and_the_newest_stays(journal: Jour
     assert (done.episodes, done.deleted_files, len(archive_files(target))) == (0, 1, 1)
 
 
+def test_an_episode_whose_first_entries_are_gone_is_counted_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal, target = Journal(tmp_path / "journal"), tmp_path / "episodes"
+    lease, *rest = (replace(entry, token=2) for entry in whole_life(0))
+    journal.play(0, whole_life(0)[:3])
+    journal.rotate("worker")
+    journal.play(0, [replace(lease, taken_over=3), *rest[2:]])
+    journal.play(1, whole_life(1))
+    journal.note(taken(0, 0, 1), e.Checkpointed(1))
+    (journal.folder / "worker-00000001.journal").unlink()
+    done = archive(journal.folder, target)
+    assert (done.episodes, done.incomplete) == (1, 1)
+    assert [row["episode_id"] for row in rows(target)] == [name_of(1)]
+    assert f"1 consumed episodes are not in {target}" in caplog.text
+
+
 def test_an_archive_of_another_journal_is_refused(journal: Journal, tmp_path: Path) -> None:
     other = Journal(tmp_path / "other")
     other.play(0, whole_life(0))
