@@ -38,8 +38,10 @@ class KillVerdict:
 
     def look(self) -> None:
         """Read the journal of a run that is dead, and compare."""
+        self._compare(self._on_ledger(self._covered_bytes()))
+
+    def _compare(self, final: Counter[str]) -> None:
         lives = read_journal(self.run / "journal").lives
-        final = self._on_ledger()
         found: dict[tuple[str, int], bytes] = {}
         open_parts: dict[tuple[str, int], bytes] = {}
         for name, life in lives.items():
@@ -56,8 +58,9 @@ class KillVerdict:
 
     def close(self) -> None:
         """The run is finished: every episode that was ever leased has one line."""
-        self.look()
+        # A run that has ended writes the ends of what was in flight behind its last checkpoint; none follows.
         lines = self._on_ledger()
+        self._compare(lines)
         self.ledger_gaps = sum(lines[name] != 1 for name in self._leased | set(lines))
 
     @property
@@ -111,11 +114,14 @@ class KillVerdict:
         self.turns_lost += len(acted - self._intents - self._unknown)
         self._unknown |= acted - self._intents
 
-    def _on_ledger(self) -> Counter[str]:
-        """Episodes by their number of lines up to the newest checkpoint; a resumed run cuts off what is behind it."""
-        checkpoints = sorted(self.run.glob("checkpoints/*/progress.json"))
-        num_bytes = json.loads(checkpoints[-1].read_text())["ledger_bytes"] if checkpoints else 0
+    def _on_ledger(self, num_bytes: int | None = None) -> Counter[str]:
+        """Episodes by their number of lines."""
         return Counter(json.loads(line)["episode_id"] for line in _lines(self.run / "ledger.jsonl", num_bytes))
+
+    def _covered_bytes(self) -> int:
+        """How far the newest checkpoint knows the ledger; a resumed run cuts off what is behind that."""
+        checkpoints = sorted(self.run.glob("checkpoints/*/progress.json"))
+        return json.loads(checkpoints[-1].read_text())["ledger_bytes"] if checkpoints else 0
 
 
 def _lines(file: Path, num_bytes: int | None = None) -> list[str]:

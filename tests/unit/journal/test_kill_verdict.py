@@ -62,3 +62,13 @@ def test_only_lines_that_a_checkpoint_covers_make_an_episode_final(tmp_path: Pat
     Journal(tmp_path / "journal").play(1, whole_life(1))
     verdict.look()
     assert verdict.turns_lost == lost
+
+
+def test_a_run_that_has_ended_is_judged_by_its_whole_ledger(tmp_path: Path) -> None:
+    journal, verdict = Journal(tmp_path / "journal"), KillVerdict(tmp_path, tmp_path / "count.txt")
+    journal.play(0, whole_life(0))
+    journal.play(1, whole_life(1))
+    verdict.look()
+    _checkpoint(tmp_path, [name_of(0)], covered=0)
+    verdict.close()
+    assert (verdict.turns_lost, verdict.ledger_gaps) == (0, 1)
