@@ -23,6 +23,9 @@ class StepJournal(Protocol):
     def dropped(self, group: Group, episodes: Iterable[str], reason: str) -> None:
         """A whole group will not be trained; durable before anything that follows from it."""
 
+    def begin_checkpoint(self) -> None:
+        """What the checkpoint in the making says is settled: what is dropped from here on is not part of it."""
+
     async def checkpointed(self, step: int) -> None:
         """A checkpoint holds every step up to this one."""
 
@@ -39,6 +42,9 @@ class NoStepJournal:
     def dropped(self, group: Group, episodes: Iterable[str], reason: str) -> None:
         """Nothing outlives the process."""
 
+    def begin_checkpoint(self) -> None:
+        """Nothing outlives the process but the checkpoint."""
+
     async def checkpointed(self, step: int) -> None:
         """Nothing outlives the process but the checkpoint."""
 
@@ -48,6 +54,7 @@ class BufferJournal:
 
     def __init__(self, writer: JournalWriter) -> None:
         self.writer = writer
+        self._held: list[Dropped] | None = None
 
     async def taken(self, versions: Mapping[str, PolicyVersion], groups: Sequence[Group]) -> None:
         """Which groups, and in them which episodes, in the order of the batch. Raises StorageError."""
@@ -64,14 +71,30 @@ class BufferJournal:
         """A whole group. Raises StorageError if an earlier entry could not be written."""
         self._note_failed(group)
         entry = Dropped(group.number, tuple(episodes), reason, group.started_step, whole=True)
-        self.writer.note(*pack(None, entry))
+        self._note(entry)
 
     def _note_failed(self, group: Group) -> None:
         """Failed members are done with when their group is: until then their attempts must be known."""
         if group.failed:
-            entry = Dropped(group.number, tuple(group.failed), "failed", group.started_step)
-            self.writer.note(*pack(None, entry))
+            self._note(Dropped(group.number, tuple(group.failed), "failed", group.started_step))
+
+    def begin_checkpoint(self) -> None:
+        """Hold back what is dropped until the checkpoint is on record.
+
+        In front of it an entry would be final, and its episodes could be pruned, while neither the checkpoint's
+        frontier nor its part of the ledger knows of them.
+        """
+        self._held = []
 
     async def checkpointed(self, step: int) -> None:
         """What is before this checkpoint is final. Raises StorageError."""
         await self.writer.append(*pack(None, Checkpointed(step)))
+        held, self._held = self._held or [], None
+        for entry in held:
+            self._note(entry)
+
+    def _note(self, entry: Dropped) -> None:
+        if self._held is not None:
+            self._held.append(entry)
+        else:
+            self.writer.note(*pack(None, entry))

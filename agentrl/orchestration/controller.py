@@ -229,6 +229,7 @@ class Controller:
             await parts.trainer.save(folder)
         crash_point("checkpoint.saved")
         self._parts.journal.check()
+        self._buffer.journal.begin_checkpoint()
         frontier, ledger_bytes = self._buffer.frontier(), self._recorder.finish_ledger()
         progress = Progress(self.version, frontier, ledger_bytes, self._parts.journal.ends())
         crash_point("ledger.written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl.buffer.frontier import FrontierState
+from agentrl.buffer.group import Group
 from agentrl.journal import entries as e
+from agentrl.journal.index import with_index
 from agentrl.orchestration import launch
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.types.errors import StorageError
+from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
 from tests.unit.journal.journals import name_of, taken, whole_life
 
@@ -27,14 +31,16 @@ def begin(run: RunDirectory, is_salvaged: bool = False) -> RunJournal:
     return launch._begin(run.config(), run, is_salvaged)[1]
 
 
-async def checkpoint(run: RunDirectory, journal: RunJournal, step: int) -> None:
-    """What a controller saves after a step that made the first group final."""
+async def checkpoint(run: RunDirectory, journal: RunJournal, step: int, meanwhile: Group | None = None) -> None:
+    """What a controller saves after a step that made the first group final; a group may be dropped `meanwhile`."""
 
     async def save(folder: Path) -> None:
         folder.mkdir()
 
     def finish_ledger() -> int:
         run.ledger.write_text("".join(LINES))
+        if meanwhile is not None:
+            asyncio.get_running_loop().call_soon(journal.buffer.dropped, meanwhile, [name_of(2)], "stale")
         return run.ledger.stat().st_size
 
     parts = SimpleNamespace(
@@ -71,6 +77,14 @@ async def run(tmp_path: Path) -> RunDirectory:
     await checkpoint(run, journal, 1)
     await journal.close()
     return run
+
+
+async def test_what_is_dropped_while_a_checkpoint_is_written_is_not_final_with_it(run: RunDirectory) -> None:
+    journal = begin(run)
+    await checkpoint(run, journal, 2, meanwhile=Group(1, Task("sql", Split.TRAIN, 1, {}), 1, 0))
+    await journal.close()
+    not_final = with_index(run.journal, None, lambda index: [type(entry) for entry in index.uncovered()])
+    assert not_final == [e.Checkpointed, e.Dropped]
 
 
 def groups(journal: RunJournal) -> list[int]:
