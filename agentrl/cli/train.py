@@ -31,7 +31,7 @@ def train(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
 def resume(
     run: Annotated[Path, typer.Argument(help="Run folder, as `agentrl runs` lists it.")],
     salvage: Annotated[
-        bool, typer.Option("--salvage", help="Go on without the damaged or missing parts of the journal.")
+        bool, typer.Option("--salvage", help="Go on without the damaged or missing parts of journal and ledger.")
     ] = False,
 ) -> None:
     """Go on with a stopped, killed or failed run, episodes in flight included."""

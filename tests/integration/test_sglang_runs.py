@@ -7,11 +7,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from fault_survival import check_survival
+
 from agentrl.inference.config import SGLangEngineConfig
 from agentrl.testing.chaos import Fault, FaultKind, FaultPhase
-from tests.benchmarks.fault_recovery import GAP_LIMIT_NATS, make_models, play_faults, play_unprotected
+from tests.benchmarks.fault_recovery import GAP_LIMIT_NATS, make_models
 from tests.benchmarks.fault_recovery_sglang import sglang_setting
-from tests.benchmarks.fault_stage import Stage, started
+from tests.benchmarks.fault_stage import Stage
 from tests.integration import runs
 
 Config = Callable[[str], SGLangEngineConfig]
@@ -59,15 +61,4 @@ FAULTS = [
 
 
 async def test_the_other_server_goes_on_whatever_befalls_one(sglang: Config, tmp_path: Path) -> None:
-    stage = Stage(*make_models(tmp_path), tmp_path, sglang_setting())
-    async with started(stage, "a", "b"):
-        outcomes = await play_faults(stage, FAULTS)
-        assert outcomes.hangs == []
-        assert outcomes.recovered == len(FAULTS)
-        assert outcomes.held == []
-        assert stage.failed_episodes == []
-        assert stage.max_gap() < GAP_LIMIT_NATS
-        assert stage.unproven_spans() == 0
-        gap, unproven = await play_unprotected(stage)
-    assert gap > GAP_LIMIT_NATS, "without receipts, wrong weights show in the tokens"
-    assert unproven > 0, "without the fence, old weights come through"
+    await check_survival(Stage(*make_models(tmp_path), tmp_path, sglang_setting()), FAULTS)
