@@ -46,7 +46,9 @@ class KillVerdict:
         open_parts: dict[tuple[str, int], bytes] = {}
         for name, life in lives.items():
             self._leased.add(name)
-            found |= self._read(name, life, open_parts)
+            # Of an episode that is final, segments may be gone already: its rest says nothing.
+            self.turns_lost += name not in final and not life.is_whole
+            found |= self._read(name, life, open_parts, name in final)
         for key, tokens in self._turns.items():
             self.turns_lost += key[0] not in final and found.get(key) != tokens
         for key, tokens in self._parts.items():
@@ -79,7 +81,7 @@ class KillVerdict:
         return len(self._leased)
 
     def _read(
-        self, name: str, life: EpisodeLife, open_parts: dict[tuple[str, int], bytes]
+        self, name: str, life: EpisodeLife, open_parts: dict[tuple[str, int], bytes], is_final: bool
     ) -> dict[tuple[str, int], bytes]:
         """Tokens of the episode's replies; those of a reply that is not whole yet go to `open_parts`."""
         turns: dict[tuple[str, int], bytes] = {}
@@ -94,7 +96,7 @@ class KillVerdict:
                     key = (name, entry.turn.index)
                     self.regenerated += key in turns
                     turns[key] = entry.nodes[-1].token_ids.tobytes()
-                    self.turns_lost += not turns[key].startswith(parts)
+                    self.turns_lost += not is_final and not turns[key].startswith(parts)
                     parts = b""
                 case Intended():
                     self._intents |= {effect.effect_id for effect in entry.effects}

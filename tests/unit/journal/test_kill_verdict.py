@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +73,21 @@ def test_a_run_that_has_ended_is_judged_by_its_whole_ledger(tmp_path: Path) -> N
     _checkpoint(tmp_path, [name_of(0)], covered=0)
     verdict.close()
     assert (verdict.turns_lost, verdict.ledger_gaps) == (0, 1)
+
+
+@pytest.mark.parametrize(("covered", "is_lost"), [(1, False), (0, True)])
+def test_what_pruning_leaves_of_an_episode_counts_as_lost_unless_it_is_final(
+    tmp_path: Path, covered: int, is_lost: bool
+) -> None:
+    journal, verdict = Journal(tmp_path / "journal"), KillVerdict(tmp_path, tmp_path / "count.txt")
+    begin = [*whole_life(0)[:2], _part(4, 5)]
+    journal.play(0, begin)
+    journal.rotate("worker")
+    lease = replace(begin[0], token=2, taken_over=len(begin))
+    journal.play(0, [lease, replace(_part(6, 7), token=2), replace(turned(0, [4, 5, 6, 7]), token=2)])
+    verdict.look()
+    assert verdict.turns_lost == 0
+    (tmp_path / "journal" / "worker-00000001.journal").unlink()
+    _checkpoint(tmp_path, [name_of(0)], covered)
+    verdict.look()
+    assert (verdict.turns_lost > 0) == is_lost
