@@ -26,6 +26,9 @@ class StepJournal(Protocol):
     def begin_checkpoint(self) -> None:
         """What the checkpoint in the making says is settled: what is dropped from here on is not part of it."""
 
+    async def settled(self) -> None:
+        """Returns once all that the checkpoint in the making knows to be dropped is durable."""
+
     async def checkpointed(self, step: int) -> None:
         """A checkpoint holds every step up to this one."""
 
@@ -43,6 +46,9 @@ class NoStepJournal:
         """Nothing outlives the process."""
 
     def begin_checkpoint(self) -> None:
+        """Nothing outlives the process but the checkpoint."""
+
+    async def settled(self) -> None:
         """Nothing outlives the process but the checkpoint."""
 
     async def checkpointed(self, step: int) -> None:
@@ -85,6 +91,14 @@ class BufferJournal:
         frontier nor its part of the ledger knows of them.
         """
         self._held = []
+
+    async def settled(self) -> None:
+        """Wait for what was dropped before `begin_checkpoint`. Raises StorageError.
+
+        The checkpoint has these on its ledger, so a resume does not drop them again: if they were not on record, no
+        later checkpoint would make them final, and their segments would never be deleted.
+        """
+        await self.writer.flush()
 
     async def checkpointed(self, step: int) -> None:
         """What is before this checkpoint is final. Raises StorageError."""

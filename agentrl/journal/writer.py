@@ -86,6 +86,17 @@ class JournalWriter:
         """
         self._add(schema, kind, payload)
 
+    async def flush(self) -> None:
+        """Wait until all that was written is durable. Waits for: the sync that includes the newest entry.
+
+        Raises:
+            StorageError: an earlier entry could not be made durable.
+        """
+        if self._error is not None:
+            raise self._error
+        if (newest := self._batch or self._writing) is not None:
+            await asyncio.shield(newest.done)
+
     async def close(self) -> None:
         """Sync what is pending and give the file up; safe to call twice.
 

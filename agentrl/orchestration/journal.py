@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.journal import BufferJournal, NoStepJournal, StepJournal
 from agentrl.buffer.recovery import Recovered, recover
+from agentrl.journal.archiver import ArchiverProcess
 from agentrl.journal.claim import Claim
 from agentrl.journal.entries import Stepped
 from agentrl.journal.life import EpisodeLife
@@ -18,15 +18,13 @@ from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.rewriting import give_up, rewrite
 from agentrl.journal.writer import JournalWriter
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.run_directory import Progress
-from agentrl.process.threads import OwnThread
+from agentrl.orchestration.run_directory import Progress, RunDirectory
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.journal import EpisodeJournal, NoJournal
 from agentrl.types.episode import Ticket
 from agentrl.types.errors import StorageError
 
 _WORKER, _BUFFER = "worker-0", "buffer"
-_ARCHIVE_S = 600.0
 
 
 @dataclass(slots=True)
@@ -47,8 +45,7 @@ class RunJournal:
     _writers: tuple[JournalWriter, ...] = ()
     _ends: tuple[SegmentEnd, ...] = ()
     _worker: WorkerJournal | None = None
-    _archiver: OwnThread = field(default_factory=lambda: OwnThread("archive"))
-    _tidying: asyncio.Future[None] | None = None
+    _archiver: ArchiverProcess | None = None
 
     @classmethod
     def none(cls) -> RunJournal:
@@ -57,7 +54,7 @@ class RunJournal:
 
     @classmethod
     def open(
-        cls, claim: Claim, config: RunConfig, first: Progress, in_ledger: set[str], is_salvaged: bool
+        cls, claim: Claim, run: RunDirectory, config: RunConfig, first: Progress, in_ledger: set[str], is_salvaged: bool
     ) -> RunJournal:
         """Read what a run's journals hold beyond the checkpoint `first`, and be ready to write.
 
@@ -97,6 +94,9 @@ class RunJournal:
             _writers=(worker.writer, buffer.writer),
             _ends=first.journal,
             _worker=worker,
+            _archiver=ArchiverProcess(
+                claim, run.path / "episodes", run.logs / "archiver.log", config.journal.keep_bytes
+            ),
         )
 
     @property
@@ -133,17 +133,14 @@ class RunJournal:
         running, self.recovered = self.recovered.running, Recovered()
         return running
 
-    def tidy(self, folder: Path, target: Path, keep_bytes: int) -> None:
+    def tidy(self) -> None:
         """Move what the last checkpoint made final into the archive, while the run goes on.
 
         Raises:
             StorageError: the last time it could not.
         """
-        if self._worker is None or (self._tidying is not None and not self._tidying.done()):
-            return  # what is not moved now is with the next checkpoint
-        if self._tidying is not None:
-            self._tidying.result()
-        self._tidying = self._archiver.call(lambda: _move(folder, target, keep_bytes))
+        if self._archiver is not None:
+            self._archiver.begin()
 
     def park(self) -> None:
         """Let every episode stop at its next safe place."""
@@ -160,25 +157,8 @@ class RunJournal:
         """
         for writer in self._writers:
             await writer.close()
-        self._archiver.end()
-        if self._tidying is None:
-            return
-        await asyncio.wait([self._tidying], timeout=_ARCHIVE_S)
-        if not self._tidying.done():
-            raise StorageError(
-                f"consumed episodes are not in the archive after {_ARCHIVE_S:g} s; nothing is "
-                "lost, the next checkpoint writes them; see to the disk if this comes again"
-            )
-        self._tidying.result()
-
-
-def _move(folder: Path, target: Path, keep_bytes: int) -> None:
-    # Parquet's library takes a while to load, and a start should not wait for it.
-    from agentrl.journal.archive import archive
-    from agentrl.journal.pruning import prune
-
-    archive(folder, target, keep_bytes)
-    prune(folder, target)
+        if self._archiver is not None:
+            await self._archiver.close()
 
 
 def _salvaged(folder: Path, frontier: FrontierState) -> JournalState:

@@ -110,7 +110,7 @@ def _begin(config: RunConfig, run: RunDirectory, is_salvaged: bool) -> tuple[Sta
     claim = Claim.take(run.journal)
     start, progress = _start_point(config, run)
     in_ledger = _cut_ledger(run, start, progress, is_salvaged)
-    return start, RunJournal.open(claim, config, progress, in_ledger, is_salvaged)
+    return start, RunJournal.open(claim, run, config, progress, in_ledger, is_salvaged)
 
 
 def _cut_ledger(run: RunDirectory, start: StartPoint, progress: Progress, is_salvaged: bool) -> set[str]:

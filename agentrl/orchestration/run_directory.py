@@ -68,7 +68,7 @@ class RunDirectory:
         episodes/                sample episodes, whole; `agentrl show` reads them. Consumed ones are in Parquet files
         weights/POLICY/VERSION/  staged weights of the newest versions
         checkpoints/STEP/        what `agentrl resume` goes on from
-        logs/                    output of engines, trainer ranks and environment workers
+        logs/                    output of engines, trainer ranks, environment workers and the archiver
     """
 
     def __init__(self, path: Path) -> None:

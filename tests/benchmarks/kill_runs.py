@@ -123,7 +123,8 @@ class KilledRun:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_DEADLINE_S)
         status = process.poll()
-        expected = 1 if point.startswith("trainer.") else -signal.SIGKILL  # without its trainer a run ends by itself
+        # Without its trainer or its archiver a run ends by itself.
+        expected = 1 if point.startswith("trainer.") or point == "journal.pruned" else -signal.SIGKILL
         if status not in (None, expected):
             raise RuntimeError(f"the run ended with {status} before {point}:\n{self._output()}")
         self._end(process)

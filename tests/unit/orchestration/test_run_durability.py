@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.group import Group
 from agentrl.journal import entries as e
 from agentrl.journal.index import with_index
+from agentrl.journal.reading import read_journal
 from agentrl.orchestration import launch
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
@@ -85,6 +87,23 @@ async def test_what_is_dropped_while_a_checkpoint_is_written_is_not_final_with_i
     await journal.close()
     not_final = with_index(run.journal, None, lambda index: [type(entry) for entry in index.uncovered()])
     assert not_final == [e.Checkpointed, e.Dropped]
+
+
+async def test_what_a_checkpoint_knows_to_be_dropped_is_durable_before_it(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, on_record = begin(run), []
+    write_progress = run.write_progress
+
+    def look(*arguments: Any) -> None:
+        on_record.extend(entry.group for entry in read_journal(run.journal).dropped)
+        write_progress(*arguments)
+
+    monkeypatch.setattr(run, "write_progress", look)
+    journal.buffer.dropped(Group(1, Task("sql", Split.TRAIN, 1, {}), 1, 0), [name_of(2)], "stale")
+    await checkpoint(run, journal, 2)
+    await journal.close()
+    assert on_record == [1]
 
 
 def groups(journal: RunJournal) -> list[int]:

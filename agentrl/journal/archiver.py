@@ -1,0 +1,128 @@
+"""A process that archives and prunes, so that neither takes turns with the event loop of the rollouts.
+
+It is started for the first checkpoint and has a low priority: it takes what engines, trainer and rollouts leave.
+Nothing depends on it in time, since what it has not moved is moved behind a later checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.journal.claim import Claim
+from agentrl.process.parent import die_with_parent
+from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
+from agentrl.process.server import serve
+from agentrl.types.errors import StorageError
+
+DEADLINE_S = 600.0
+_NICENESS = 10
+
+
+class Archiver:
+    """Lives in the child."""
+
+    def move(self, folder: str, token: int, target: str, keep_bytes: int) -> None:
+        """Archive what is final, then delete the segments that nothing needs. Raises StorageError."""
+        # Parquet's library takes a while to load, and the process should be there at once.
+        from agentrl.journal.archive import archive
+        from agentrl.journal.pruning import prune
+
+        claim = Claim(Path(folder), token)
+        claim.check()
+        archive(Path(folder), Path(target), keep_bytes)
+        claim.check()
+        prune(Path(folder), Path(target))
+
+
+@dataclass(slots=True)
+class ArchiverProcess:
+    """The run's side of an archiver: one call at a time, in the background.
+
+    `log` is the output of the `child`, which is started with the first call.
+    """
+
+    claim: Claim
+    target: Path
+    log: Path
+    keep_bytes: int
+    deadline_s: float = DEADLINE_S
+    child: ChildProcess | None = None
+    _moving: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is in hand."""
+        return self._moving is None or self._moving.done()
+
+    def begin(self) -> None:
+        """Move what is final by now, unless an earlier call is still at it.
+
+        Raises:
+            StorageError: the earlier call failed.
+        """
+        if not self.is_idle:
+            return  # what is not moved now is with the next checkpoint
+        if self._moving is not None:
+            self._moving.result()
+        self._moving = asyncio.create_task(self._move(), name="archive")
+
+    async def close(self) -> None:
+        """Wait for the call in hand and let the child end; safe to call twice.
+
+        Waits for: the child. Unblocked by: its answer, its end, or the call's deadline.
+
+        Raises:
+            StorageError: the call failed.
+        """
+        moving, self._moving = self._moving, None
+        try:
+            if moving is not None:
+                await moving
+        finally:
+            child, self.child = self.child, None
+            if child is not None:
+                await child.close()
+
+    async def _move(self) -> None:
+        try:
+            if self.child is None:
+                self.child = await ChildProcess.start("archiver", ["-m", "agentrl.journal.archiver"], self.log)
+            arguments = (str(self.claim.folder), self.claim.token, str(self.target), self.keep_bytes)
+            await self.child.call("move", *arguments, result=type(None), deadline_s=self.deadline_s)
+        except RemoteCallError as error:
+            message = error.message if error.error == StorageError.__name__ else f"{error}; see {self.log}"
+            raise StorageError(message) from error
+        except TimeoutError:
+            self._kill()
+            raise StorageError(
+                f"consumed episodes are not in the archive {self.target} after {self.deadline_s:g} s; {_NOTHING_LOST}"
+            ) from None
+        except (ProcessDiedError, OSError) as error:
+            raise StorageError(f"{error}\n{_NOTHING_LOST}") from error
+        except asyncio.CancelledError:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        if self.child is not None:
+            self.child.kill()
+
+
+_NOTHING_LOST = (
+    "nothing is lost, the checkpoint after a resume archives what was left; see to memory and disk if this comes again"
+)
+
+
+def main() -> None:
+    """Entry of the process: ``python -m agentrl.journal.archiver FD``."""
+    die_with_parent()
+    os.nice(_NICENESS)
+    serve(Archiver(), int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
