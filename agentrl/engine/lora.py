@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,20 @@ NO_ADAPTER = 0
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """Matrices of one module, by place: A [N + 1, R, in] and B [N + 1, out, R], padded with zeros."""
+    """Matrices of one module, by place: A [N + 1, R, in] and B [N + 1, out, R], padded with zeros.
+
+    `rows` are views of both at each place.
+    """
 
     a_NRI: torch.Tensor
     b_NOR: torch.Tensor
+    rows: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
     @classmethod
     def empty(cls, linear: torch.nn.Linear, num_places: int, rank: int) -> _Stack:
         a_NRI = linear.weight.new_zeros(num_places, rank, linear.in_features)
-        return cls(a_NRI, linear.weight.new_zeros(num_places, linear.out_features, rank))
+        b_NOR = linear.weight.new_zeros(num_places, linear.out_features, rank)
+        return cls(a_NRI, b_NOR, tuple(zip(a_NRI.unbind(), b_NOR.unbind(), strict=True)))
 
     @property
     def rank(self) -> int:
@@ -39,15 +44,33 @@ class _Stack:
         larger.b_NOR[: len(self.b_NOR), :, : self.rank] = self.b_NOR
         return larger
 
-    def write(self, place: int, pair: LoraPair | None) -> None:
+
+@dataclass(slots=True)
+class _Writes:
+    """Matrices to be written, all in one call of the tensor library.
+
+    Each call of its gives the interpreter away and has to wait for it again: hundreds of small ones beside a thread
+    that draws tokens take ten times as long as they work, and slow that thread down.
+    """
+
+    targets: list[torch.Tensor] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+    zeroed: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, stack: _Stack, place: int, pair: LoraPair | None) -> None:
+        a_RI, b_OR = stack.rows[place]
         rank = 0 if pair is None else pair.a_RI.shape[0]
-        a_RI, b_OR = self.a_NRI[place], self.b_NOR[place]
-        if rank < self.rank:
-            a_RI.zero_()
-            b_OR.zero_()
+        if rank < stack.rank:
+            self.zeroed += (a_RI, b_OR)
+            a_RI, b_OR = a_RI[:rank], b_OR[:, :rank]
         if pair is not None:
-            a_RI[:rank].copy_(pair.a_RI)
-            b_OR[:, :rank].copy_(pair.b_OR)
+            self.targets += (a_RI, b_OR)
+            self.sources += (pair.a_RI, pair.b_OR)
+
+    def carry_out(self) -> None:
+        if self.zeroed:
+            torch._foreach_zero_(self.zeroed)
+        torch._foreach_copy_(self.targets, self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +123,16 @@ class LoraStack:
             num_places = 2 * num_places
         place = free.pop(0)
         rank = max([pair.a_RI.shape[0] for pair in pairs.values()] + [stack.rank for stack in self._stacks.values()])
-        stacks: dict[str, _Stack] = {}
+        stacks, writes = {}, _Writes()
         for name in self._stacks.keys() | pairs.keys():
             linear, stack = self._linears[name], self._stacks.get(name)
             if stack is None:
                 stack = _Stack.empty(linear, num_places, rank)
             elif stack.rank < rank or len(stack.a_NRI) < num_places:
                 stack = stack.grown(linear, num_places, rank)
-            stack.write(place, pairs.get(name))
+            writes.add(stack, place, pairs.get(name))
             stacks[name] = stack
+        writes.carry_out()
         return PlacedAdapter(serial, place, stacks, free)
 
     def put(self, placed: PlacedAdapter) -> None:

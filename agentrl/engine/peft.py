@@ -75,7 +75,8 @@ def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: in
         if (pair["A"].shape[0], pair["B"].shape[1]) != (rank, rank):
             shapes = f"{tuple(pair['A'].shape)} and {tuple(pair['B'].shape)}"
             raise BadRequestError(f"the adapter's matrices of {module} have shapes {shapes}, not those of rank {rank}")
-    return {module: LoraPair(pair["A"], pair["B"] * scale) for module, pair in sides.items()}
+    scaled = torch._foreach_mul([pair["B"] for pair in sides.values()], scale)
+    return {module: LoraPair(pair["A"], b_OR) for (module, pair), b_OR in zip(sides.items(), scaled, strict=True)}
 
 
 def _rank_and_scale(config: Any, max_rank: int) -> tuple[int, float]:

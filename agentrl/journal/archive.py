@@ -23,6 +23,7 @@ from agentrl.journal.life import build_life
 from agentrl.journal.reading import all_segments
 from agentrl.journal.segments import sync_folder
 from agentrl.journal.settling import step_of
+from agentrl.process.crash_points import crash_point
 from agentrl.types.errors import StorageError
 
 _log = logging.getLogger(__name__)
@@ -151,8 +152,10 @@ def _writing(target: Path) -> Iterator[None]:
 
 def _put_in_place(draft: Path, path: Path) -> None:
     sync_path(draft)
+    crash_point("archive.drafted")
     draft.rename(path)
     sync_folder(path.parent)
+    crash_point("archive.placed")
 
 
 def _make_room(target: Path, keep_bytes: int | None) -> list[int]:

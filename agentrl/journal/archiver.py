@@ -7,8 +7,10 @@ Nothing depends on it in time, since what it has not moved is moved behind a lat
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallErr
 from agentrl.process.server import serve
 from agentrl.types.errors import StorageError
 
+_log = logging.getLogger(__name__)
 DEADLINE_S = 600.0
 _NICENESS = 10
 
@@ -33,9 +36,15 @@ class Archiver:
 
         claim = Claim(Path(folder), token)
         claim.check()
-        archive(Path(folder), Path(target), keep_bytes)
+        archived = archive(Path(folder), Path(target), keep_bytes)
         claim.check()
-        prune(Path(folder), Path(target))
+        pruned = prune(Path(folder), Path(target))
+        _log.info(
+            "%d episodes archived, %d segments deleted; %.3f s of processor time since the start",
+            archived.episodes,
+            pruned.segments,
+            time.process_time(),
+        )
 
 
 @dataclass(slots=True)
@@ -120,6 +129,7 @@ _NOTHING_LOST = (
 def main() -> None:
     """Entry of the process: ``python -m agentrl.journal.archiver FD``."""
     die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(_NICENESS)
     serve(Archiver(), int(sys.argv[1]))
 

@@ -39,7 +39,7 @@ def prune(folder: Path, target: Path, index: Path | None = None) -> Pruned:
     if not all_segments(folder):
         return Pruned()
     pruned = with_index(folder, index, lambda journal: _prune(journal, target))
-    crash_point("journal.pruned")
+    crash_point("archive.pruned")
     return pruned
 
 
@@ -79,6 +79,7 @@ def _delete(folder: Path, segment: Segment) -> int:
     try:
         freed = path.stat().st_size
         path.unlink()
+        crash_point("archive.deleted")
         sync_folder(folder)
     except OSError as error:
         raise StorageError(f"{path} cannot be deleted: {error}") from error

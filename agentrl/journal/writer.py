@@ -57,6 +57,7 @@ class JournalWriter:
     ) -> None:
         """`check_right` is asked before every write and raises if another process has taken over."""
         self._folder, self._name, self._segment_bytes = folder, name, segment_bytes
+        self._role = name.partition("-")[0]
         self._check_right, self._disk, self._write_s = check_right, disk, write_s
         self._thread = OwnThread(f"journal-{name}")
         self._segment: SegmentFile | None = None
@@ -186,10 +187,10 @@ class JournalWriter:
             full.close()
             self._segment = self._make_segment(full.header.number + 1, full.durable)
         self._segment.append(entries)
-        crash_point("journal.written")
+        crash_point(f"{self._role}.written")
         self._segment.sync()
         self.newest = SegmentEnd(self._segment.path.name, self._segment.durable.end)
-        crash_point("journal.synced")
+        crash_point(f"{self._role}.synced")
 
     def _first_segment(self) -> SegmentFile:
         """One behind those of earlier starts; none of them is written to again."""
@@ -205,5 +206,5 @@ class JournalWriter:
     def _make_segment(self, number: int, before: Durable) -> SegmentFile:
         path = segment_path(self._folder, self._name, number)
         segment = SegmentFile.create(path, number, self._disk, before)
-        crash_point("journal.segment_made")
+        crash_point(f"{self._role}.segment_made")
         return segment

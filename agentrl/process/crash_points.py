@@ -1,7 +1,8 @@
 """Named places at which a process can be told to die, so that recovery from each can be proven.
 
-A process started with ``AGENTRL_CRASH_AT=journal.written:3`` kills itself with SIGKILL when it passes
-``journal.written`` for the third time. Without that variable a crash point costs a comparison.
+A process started with ``AGENTRL_CRASH_AT=worker.written:3`` kills itself with SIGKILL when it passes
+``worker.written`` for the third time. Without that variable a crash point costs a comparison. The first part of a name
+is the role in which it is passed: the journals of rollout worker and buffer are written by the same code.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import signal
 
 VARIABLE = "AGENTRL_CRASH_AT"
 CRASH_POINTS = (
-    "journal.segment_made",
-    "journal.written",
-    "journal.synced",
+    "worker.segment_made",
+    "worker.written",
+    "worker.synced",
+    "buffer.segment_made",
+    "buffer.written",
+    "buffer.synced",
     "episode.leased",
     "episode.opened",
     "reply.delivered",
@@ -32,7 +36,10 @@ CRASH_POINTS = (
     "checkpoint.saved",
     "checkpoint.complete",
     "ledger.written",
-    "journal.pruned",
+    "archive.drafted",
+    "archive.placed",
+    "archive.deleted",
+    "archive.pruned",
     "trainer.stepped",
     "trainer.staged",
     "trainer.saved",

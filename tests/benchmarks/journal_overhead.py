@@ -5,8 +5,9 @@ seeded, so both runs of a pair play the same episodes and differ by the journal 
 changes from pair to pair. Figures: `overhead_fraction`, the median over the pairs of the seconds with the journal over
 those without, minus 1, and `overhead_low` and `overhead_high`, its bootstrapped 95 % interval. Seconds depend on what
 else the machine does; processor time much less: `processor_ms_per_turn` is what the process that runs the rollouts
-takes more of it with a journal, archive included (median over the pairs), and `processor_fraction` the same over what
-all processors have in the time without. `busy_fraction` are the seconds that the journal's own code took (packing on
+takes more of it with a journal (median over the pairs), `archiver_ms_per_turn` what the process of its own takes that
+archives at low priority, its start included, and `processor_fraction` both over what all processors have in the time
+without. `busy_fraction` are the seconds that the journal's own code took (packing on
 the event loop, processor time of writing and syncs in its thread) over the wall time; `turns_per_s`.
 """
 
@@ -16,6 +17,7 @@ import asyncio
 import json
 import operator
 import os
+import re
 import resource
 import statistics
 import sys
@@ -33,6 +35,7 @@ from agentrl.orchestration.recorder import SilentObserver
 ROUNDS = 12
 STEPS = 20
 KINDS = ("none", "segments")
+_PROCESSOR_S = re.compile(r"([0-9.]+) s of processor time")
 RECIPE = Path(__file__).parents[2] / "environments" / "sql" / "demo.toml"
 
 
@@ -113,14 +116,17 @@ def measure_overhead(folder: Path, work: Workload, rounds: int) -> dict[str, flo
     low, high = _interval(_ratios(pairs))
     wall_s = sum(with_journal.wall_s for _, with_journal in pairs)
     more_s = [(with_journal.processor_s - without.processor_s) for without, with_journal in pairs]
+    archiver_s = [with_journal.archiver_s for _, with_journal in pairs]
     turns = [with_journal.turns for _, with_journal in pairs]
+    all_s = map(operator.add, more_s, archiver_s)
     available_s = [without.wall_s * len(os.sched_getaffinity(0)) for without, _ in pairs]
     return {
         "overhead_fraction": round(statistics.median(_ratios(pairs)) - 1, 4),
         "overhead_low": round(low - 1, 4),
         "overhead_high": round(high - 1, 4),
         "processor_ms_per_turn": round(1000 * statistics.median(map(operator.truediv, more_s, turns)), 3),
-        "processor_fraction": round(statistics.median(map(operator.truediv, more_s, available_s)), 5),
+        "archiver_ms_per_turn": round(1000 * statistics.median(map(operator.truediv, archiver_s, turns)), 3),
+        "processor_fraction": round(statistics.median(map(operator.truediv, all_s, available_s)), 5),
         "busy_fraction": round(clock.busy_s / wall_s, 5),
         "step_s_without": round(statistics.median(w.steps_s for w, _ in pairs) / (work.steps - work.first_steps), 4),
         "turns_per_s": round(sum(turns) / wall_s, 1),
@@ -130,11 +136,12 @@ def measure_overhead(folder: Path, work: Workload, rounds: int) -> dict[str, flo
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One run: seconds of the steps that count, of all, of processor time in this process; turns in the ledger."""
+    """One run: seconds of the steps that count, of all, of processor time here and in the archiver; turns played."""
 
     steps_s: float
     wall_s: float
     processor_s: float
+    archiver_s: float
     turns: int
 
 
@@ -147,8 +154,14 @@ def _play(config: RunConfig, first_steps: int) -> _Played:
         steps_s=sum([row["time/step_s"] for row in rows if "time/step_s" in row][first_steps:]),
         wall_s=time.perf_counter() - started,
         processor_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        archiver_s=_archiver_s(run / "logs" / "archiver.log"),
         turns=sum(json.loads(line)["turns"] for line in (run / "ledger.jsonl").read_text().splitlines()),
     )
+
+
+def _archiver_s(log: Path) -> float:
+    """Processor time of a run's archiver, as the last line of its log says it."""
+    return float(_PROCESSOR_S.findall(log.read_text())[-1]) if log.exists() else 0.0
 
 
 def _ratios(pairs: list[tuple[_Played, _Played]]) -> list[float]:

@@ -124,7 +124,7 @@ class KilledRun:
             process.wait(_DEADLINE_S)
         status = process.poll()
         # Without its trainer or its archiver a run ends by itself.
-        expected = 1 if point.startswith("trainer.") or point == "journal.pruned" else -signal.SIGKILL
+        expected = 1 if point.startswith(("trainer.", "archive.")) else -signal.SIGKILL
         if status not in (None, expected):
             raise RuntimeError(f"the run ended with {status} before {point}:\n{self._output()}")
         self._end(process)

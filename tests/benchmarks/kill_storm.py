@@ -42,7 +42,8 @@ def kill_at_points(folder: Path, model: Path, points: tuple[str, ...], seed: int
     """One run that dies once at every crash point; returns it and the points that were not reached."""
     run, rng, missed = KilledRun(folder, model), random.Random(seed), []
     for point in points:
-        if not run.kill_at(point, rng.choice((1, 2))):
+        # A start makes a writer's next segment once.
+        if not run.kill_at(point, 1 if point.endswith(".segment_made") else rng.choice((1, 2))):
             missed.append(point)
         _say(f"crash point {point}: {run.verdict.turns_lost} lost, {run.verdict.effects_twice} twice")
     run.finish()

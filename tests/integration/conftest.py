@@ -20,7 +20,13 @@ from tests.servers.sglang import sglang_config
 
 ENGINE_TOKEN = "secret-of-the-tests"
 # Fixtures that give an engine of the chosen server, by the kind of engine; each kind starts once, in this order.
-ENGINES = {"engine": "dense", "moe_engine": "moe", "lora_engine": "lora", "sharded_engine": "sharded"}
+ENGINES = {
+    "engine": "dense",
+    "moe_engine": "moe",
+    "lora_engine": "lora",
+    "sharded_engine": "sharded",
+    "expendable": "dense",
+}
 EMBEDDED_ONLY = {"embedded", "exact_server"}
 SGLANG_ONLY = {"sharded_engine", "sglang"}
 
@@ -127,6 +133,15 @@ async def sharded_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
     """A server whose model is spread over two processes."""
     async with EngineCalls.of(pool.get("sharded")) as calls:
         yield calls
+
+
+@pytest.fixture
+async def expendable(pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """A server for one test, which may end it."""
+    with pool.expendable() as server:
+        calls = EngineCalls(server)
+        yield calls
+        await calls.http.aclose()
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 from engine_server import FIRST_VERSION, EngineServer, running_engine
 from server_traits import EMBEDDED, SGLANG, ServerTraits
 
+from tests.servers.process import ServerDiedError
 from tests.servers.sglang import running_sglang
 
 Models = Mapping[str, tuple[Path, Path]]
@@ -40,6 +41,15 @@ class EnginePool:
             url = self._stack.enter_context(self._start(kind, model, self._logs / f"{kind}.log"))
             self._running[kind] = EngineServer(url, model, other, self._traits)
         return self._running[kind]
+
+    @contextmanager
+    def expendable(self) -> Iterator[EngineServer]:
+        """An engine of the dense model that may die; others end for it where only one runs at once."""
+        if self._num_at_once == 1:
+            self.close()
+        model, other = self._models["dense"]
+        with suppress(ServerDiedError), self._start("dense", model, self._logs / "expendable.log") as url:
+            yield EngineServer(url, model, other, self._traits)
 
     def close(self) -> None:
         """End all engines. Raises AssertionError with the log if one has died."""

@@ -25,6 +25,10 @@ class ServerTraits:
     reads_flattened_buckets: bool
     reuses_cache_of_old_weights: bool
     lists_checksums_by_rank: bool
+    survives_malformed_input: bool
+    reloads_unloaded_adapters: bool
+    refuses_adapters_that_do_not_fit: bool
+    stages_weights: bool
 
 
 EMBEDDED = ServerTraits(
@@ -44,6 +48,10 @@ EMBEDDED = ServerTraits(
     reads_flattened_buckets=False,
     reuses_cache_of_old_weights=False,
     lists_checksums_by_rank=False,
+    survives_malformed_input=True,
+    reloads_unloaded_adapters=False,
+    refuses_adapters_that_do_not_fit=True,
+    stages_weights=True,
 )
 SGLANG = ServerTraits(
     reports_kv_versions=False,
@@ -62,4 +70,8 @@ SGLANG = ServerTraits(
     reads_flattened_buckets=True,
     reuses_cache_of_old_weights=True,
     lists_checksums_by_rank=True,
+    survives_malformed_input=False,
+    reloads_unloaded_adapters=True,
+    refuses_adapters_that_do_not_fit=False,
+    stages_weights=False,
 )

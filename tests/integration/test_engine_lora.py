@@ -35,9 +35,9 @@ def second(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made
 
 
 @pytest.fixture
-def other_shape(embedded: EngineCalls, tmp_path: Path) -> MadeAdapter:
+def other_shape(engine_model: Path, tmp_path: Path) -> MadeAdapter:
     """An adapter of the model's modules, two inputs too wide."""
-    made = make_adapter(embedded.server.model, tmp_path, seed=4, modules=("up_proj",))
+    made = make_adapter(engine_model, tmp_path, seed=4, modules=("up_proj",))
     wide = {n: torch.nn.functional.pad(t, (0, 2 * ("lora_A" in n))) for n, t in made.tensors.items()}
     save_file(wide, made.folder / "adapter_model.safetensors")
     return made
@@ -177,6 +177,28 @@ async def test_matrices_that_do_not_fit_the_model_are_refused(embedded: EngineCa
     assert "misfit-0001" not in await _listed(embedded)
     wrong = {"input_ids": [[20], [30]], "lora_path": [None], "sampling_params": {}}
     assert "2 prompts, but 1 lora_path" in await embedded.refused("/generate", **wrong)
+
+
+async def test_matrices_that_do_not_fit_are_refused_or_taken(
+    lora_engine: EngineCalls, other_shape: MadeAdapter
+) -> None:
+    refuses = lora_engine.server.traits.refuses_adapters_that_do_not_fit
+    body = {"lora_name": "misfit-0002", "lora_path": str(other_shape.folder)}
+    assert (await lora_engine.post("/load_lora_adapter", **body)).status_code == (400 if refuses else 200)
+    assert ("misfit-0002" in await _listed(lora_engine)) is not refuses
+    await lora_engine.post("/unload_lora_adapter", lora_name="misfit-0002")
+
+
+async def test_an_unloaded_adapter_comes_back_from_its_folder_or_is_refused(
+    lora_engine: EngineCalls, reference: Reference, first: MadeAdapter
+) -> None:
+    async with _loaded(lora_engine, first) as name:
+        await lora_engine.ok("/unload_lora_adapter", lora_name=name)
+        body = generate_body(PROMPT, max_new_tokens=10, ignore_eos=True, lora_path=name)
+        response = await lora_engine.post("/generate", **body)
+    comes_back = lora_engine.server.traits.reloads_unloaded_adapters
+    assert response.status_code == (200 if comes_back else 400)
+    assert not comes_back or _is_as_merged(reference, first.merged, PROMPT, response.json())
 
 
 async def test_unloading_waits_for_running_requests_while_others_flow(

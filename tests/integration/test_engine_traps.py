@@ -148,6 +148,13 @@ async def test_support_logprobs_are_of_the_whole_kept_set(engine: EngineCalls, r
     assert len(logprobs_of(answer)) == 5
 
 
+async def test_weights_are_staged_or_the_route_is_unknown(engine: EngineCalls) -> None:
+    body = {"model_path": str(engine.server.other_model), "weight_version": "0.1"}
+    status = (await engine.post("/stage_weights", **body)).status_code
+    assert status == (200 if engine.server.traits.stages_weights else 404)
+    await engine.load(engine.server.other_model, "0.1")
+
+
 async def test_an_id_is_free_again_when_its_request_is_over(engine: EngineCalls) -> None:
     for _ in range(2):
         answer = await engine.generate(PROMPT, "used-again-0001", max_new_tokens=2, ignore_eos=True)

@@ -15,13 +15,18 @@ import httpx
 LOG_TAIL_CHARACTERS = 6000
 
 
+class ServerDiedError(AssertionError):
+    """A server has ended before the block in which it was needed."""
+
+
 @contextmanager
 def running_server(
     command: Sequence[str], port: int, log: Path, start_s: float, environment: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """Run a command until the block ends; gives its base URL once ``/health`` answers 200.
 
-    Raises AssertionError with the end of the log if it does not start, or has died when the block ends.
+    Raises AssertionError with the end of the log if it does not start, ServerDiedError if it has died when the block
+    ends.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -36,7 +41,8 @@ def running_server(
     try:
         _wait_until_up(url, process, log, start_s)
         yield url
-        assert process.poll() is None, f"the server died:\n{tail(log)}"
+        if process.poll() is not None:
+            raise ServerDiedError(f"the server died:\n{tail(log)}")
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

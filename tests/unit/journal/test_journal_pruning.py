@@ -173,7 +173,7 @@ def test_a_process_that_dies_after_pruning_leaves_a_journal_that_opens(journal: 
     before = told(open_journal(journal.folder))
     code = "import pathlib, sys; from agentrl.journal.pruning import prune; prune(*map(pathlib.Path, sys.argv[1:]))"
     arguments = [str(journal.folder), str(tmp_path / "episodes")]
-    environment = {**os.environ, "AGENTRL_CRASH_AT": "journal.pruned"}
+    environment = {**os.environ, "AGENTRL_CRASH_AT": "archive.pruned"}
     died = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, check=False)
     assert died.returncode == -9
     assert names(journal.folder) == ["buffer-1", "worker-3", "worker-4"]
