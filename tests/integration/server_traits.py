@@ -29,6 +29,7 @@ class ServerTraits:
     reloads_unloaded_adapters: bool
     refuses_adapters_that_do_not_fit: bool
     stages_weights: bool
+    serves_half_updates: bool
 
 
 EMBEDDED = ServerTraits(
@@ -52,6 +53,7 @@ EMBEDDED = ServerTraits(
     reloads_unloaded_adapters=False,
     refuses_adapters_that_do_not_fit=True,
     stages_weights=True,
+    serves_half_updates=False,
 )
 SGLANG = ServerTraits(
     reports_kv_versions=False,
@@ -74,4 +76,5 @@ SGLANG = ServerTraits(
     reloads_unloaded_adapters=True,
     refuses_adapters_that_do_not_fit=False,
     stages_weights=False,
+    serves_half_updates=True,
 )

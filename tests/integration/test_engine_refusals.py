@@ -89,6 +89,11 @@ async def test_an_id_in_flight_is_refused_and_its_owner_runs_on(engine: EngineCa
     assert len((await task)["output_ids"]) == 150
 
 
+async def test_a_batch_names_an_adapter_for_each_prompt(guarded: EngineCalls) -> None:
+    wrong = {"input_ids": [[20], [30]], "lora_path": [None], "sampling_params": {}}
+    assert "2 prompts, but 1 lora_path" in await guarded.refused("/generate", **wrong)
+
+
 async def test_a_refused_stream_says_why_in_its_only_event(guarded: EngineCalls) -> None:
     events = [event async for event in guarded.stream([999], max_new_tokens=1)]
     assert len(events) == 1
