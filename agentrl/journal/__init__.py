@@ -12,7 +12,8 @@ Three kinds of file, of which the first alone is the truth:
   `read_journal` needs none. Its path may be on a local disk.
 - **The archive** (``episodes/consumed-<step>-<number>.parquet``) holds what a checkpoint has made final: one row for an
   episode, with its scalars, its tokens in list columns and the exact record (`read_archived`). After `archive`, `prune`
-  deletes the segments that nothing else needs. `settling` says when an episode is final.
+  deletes the segments that nothing else needs. `settling` says when an episode is final. In a run `archiver` does both,
+  in a process of its own, so that packing a long run's episodes never takes turns with its event loop.
 
 The archive is for other tools as it is::
 
