@@ -44,33 +44,35 @@ def prune(folder: Path, target: Path, index: Path | None = None) -> Pruned:
 
 
 def _prune(journal: JournalIndex, target: Path) -> Pruned:
-    segments = known_segments(journal)
-    newest = {segment.writer: segment.number for segment in segments}
+    left = known_segments(journal)
+    newest = {segment.writer: segment.number for segment in left}
     needed = held(journal, after=archived_until(target))
-    free = [s for s in segments if s.id not in needed and s.number != newest[s.writer]]
-    silent = _oldest_silent(segments, free)
-    deleted = sum(_delete(journal.folder, segment) for segment in silent)
-    gone = {segment.id for segment in silent}
-    # Those with entries of the buffer follow one by one, as long as each is the oldest of them that is left.
-    for segment in (segment for segment in segments if segment.has_buffer):
-        if segment not in free or tied_to(journal, segment.id) - gone - {segment.id}:
-            break
+    free = {s.id for s in left if s.id not in needed and s.number != newest[s.writer]}
+    deleted, gone = 0, set[int]()
+    while (segment := _next(journal, left, free, gone)) is not None:
         deleted += _delete(journal.folder, segment)
+        left.remove(segment)
         gone.add(segment.id)
     forget(journal, gone)
     return Pruned(len(gone), deleted)
 
 
-def _oldest_silent(segments: list[Segment], free: list[Segment]) -> list[Segment]:
-    """Of each writer the oldest segments that are free and only of episodes: one between others would be missed."""
-    silent: list[Segment] = []
-    blocked: set[str] = set()
-    for segment in segments:
-        if segment not in free or segment.has_buffer:
-            blocked.add(segment.writer)
-        elif segment.writer not in blocked:
-            silent.append(segment)
-    return silent
+def _next(journal: JournalIndex, left: list[Segment], free: set[int], gone: set[int]) -> Segment | None:
+    """A free segment that may go now: the oldest of its writer, since one between others would be missed.
+
+    With entries of the buffer it must be the oldest that has such, and outlive whatever these make final.
+    """
+    writers: set[str] = set()
+    has_older_buffer = False
+    for segment in left:
+        is_oldest = segment.writer not in writers and not (segment.has_buffer and has_older_buffer)
+        writers.add(segment.writer)
+        has_older_buffer |= segment.has_buffer
+        if not is_oldest or segment.id not in free:
+            continue
+        if not segment.has_buffer or not tied_to(journal, segment.id) - gone - {segment.id}:
+            return segment
+    return None
 
 
 def _delete(folder: Path, segment: Segment) -> int:

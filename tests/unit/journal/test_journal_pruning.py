@@ -99,6 +99,28 @@ def test_entries_of_the_buffer_go_in_the_order_of_the_journal(tmp_path: Path) ->
     assert archive(journal.folder, target).episodes == 0
 
 
+@pytest.mark.parametrize(
+    ("writer", "left"),
+    [("buffer", ["worker-3", "buffer-5", "buffer-6", "buffer-7"]), ("worker", ["buffer-4", "worker-6"])],
+)
+def test_a_segment_that_a_killed_start_left_empty_goes_before_those_behind_it(
+    tmp_path: Path, writer: str, left: list[str]
+) -> None:
+    journal, target = Journal(tmp_path / "journal"), tmp_path / "episodes"
+    for number in range(3):
+        journal.rotate("worker")
+        journal.play(number, whole_life(number))
+        journal.note(taken(number, number), e.Checkpointed(number + 1))
+        journal.rotate(writer)
+        journal.rotate("buffer")
+    journal.play(3, whole_life(3))
+    journal.note(e.Checkpointed(4))
+    archive(journal.folder, target)
+    prune(journal.folder, target)
+    assert list(open_journal(journal.folder).lives) == [name_of(3)]
+    assert names(journal.folder) == left
+
+
 @pytest.mark.parametrize("last", [[e.Checkpointed(1)], [e.Checkpointed(1), taken(2, 1)]])
 def test_what_the_next_start_needs_of_the_buffer_stays(tmp_path: Path, last: list[e.Entry]) -> None:
     journal, target = Journal(tmp_path / "journal"), tmp_path / "episodes"
