@@ -50,7 +50,7 @@ class _Writes:
     """Matrices to be written, all in one call of the tensor library.
 
     Each call of its gives the interpreter away and has to wait for it again: hundreds of small ones beside a thread
-    that draws tokens take ten times as long as they work, and slow that thread down.
+    that draws tokens slow both down.
     """
 
     targets: list[torch.Tensor] = field(default_factory=list)

@@ -45,6 +45,8 @@ final_tasks = 0
 interval_steps = 3
 """
 WARMSTART = ("lessons=[{expert='expert',transcripts=1024,max_steps=120}]", "decay_steps=20")
+# What command lines of a run's parts have in them.
+_SIGNS = {"trainer": "agentrl.trainer.rank", "engine": "--weight-version", "archiver": "agentrl.journal.archiver"}
 _DEADLINE_S = 180.0
 _MEAN_DELAY_S = 1.0
 
@@ -105,7 +107,7 @@ class KilledRun:
         is_starting = rng.random() < 0.15
         self._wait_for_work(process, is_starting)
         time.sleep(rng.expovariate(1 / _MEAN_DELAY_S))
-        victim = "driver" if is_starting else rng.choice(("driver", "driver", "driver", "trainer", "engine"))
+        victim = "driver" if is_starting else rng.choice(("driver", "driver", "driver", "driver", *_SIGNS))
         for pid in [] if victim == "driver" else self._parts(victim):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -178,8 +180,7 @@ class KilledRun:
             time.sleep(0.02)
 
     def _parts(self, victim: str) -> list[int]:
-        sign = "agentrl.trainer.rank" if victim == "trainer" else "--weight-version"
-        return [pid for pid, line in self._processes() if sign in line]
+        return [pid for pid, line in self._processes() if _SIGNS[victim] in line]
 
     def _processes(self) -> list[tuple[int, str]]:
         """Processes whose command line or output names the run."""
