@@ -1,8 +1,9 @@
 """Real runs of the SQL environment are killed hundreds of times: is a turn lost, a call carried out twice?
 
-Runs are killed at random moments (the whole run, its trainer, its engine) and at every named crash point. Every call
-that the environment carries out is counted in a file of its own; looking at the schema counts as a tool that acts
-outside and may never be repeated. After each kill the journal is held against all that earlier ones had on record.
+Runs are killed at random moments (the whole run, its trainer, engine or archiver) and at every named crash point.
+Every call that the environment carries out is counted in a file of its own; looking at the schema counts as a tool
+that acts outside and may never be repeated. After each kill the journal is held against all that earlier ones had on
+record.
 
 Figures: `kills` at random, `crash_points` hit, `turns_lost`, `effects_twice`, `regenerated` (turns made again),
 `ledger_gaps` once the runs have finished. `found_without_protection`: with acknowledgements before writes, turns are
