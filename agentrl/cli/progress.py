@@ -73,7 +73,7 @@ class RunProgress(PhaseProgress):
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
         """Show the step."""
         note = (
-            f"reward {metrics['rollout/reward_mean']:.2f}  "
+            f"reward {metrics['batch/reward_mean']:.2f}  "
             f"staleness {metrics['buffer/staleness_mean_steps']:.1f}  "
             f"aborted {metrics['rollout/aborted_generations']:.0f}  "
             f"step {metrics['time/step_s']:.1f} s"

@@ -144,20 +144,24 @@ class Recorder:
             lines.close()
 
     def _rollout_metrics(self) -> dict[str, float]:
+        """What happened since the last step; the mean of nothing is left out, since it is not 0."""
         counts = self._counts
-        episodes, scored = max(counts["episodes"], 1), max(counts["scored"], 1)
         metrics = {
-            "rollout/reward_mean": counts["reward"] / scored,
             "rollout/episodes": float(counts["episodes"]),
-            "rollout/turns_mean": counts["turns"] / episodes,
-            "rollout/sampled_tokens_mean": counts["sampled_tokens"] / episodes,
             "rollout/aborted_generations": float(counts["aborts"]),
-            "rollout/failed_fraction": counts["failed"] / episodes,
-            "time/publish_s": counts["publish_ms"] / 1000 / max(counts["published"], 1),
         }
+        if counts["scored"]:
+            metrics["rollout/reward_mean"] = counts["reward"] / counts["scored"]
+        if counts["published"]:
+            metrics["time/publish_s"] = counts["publish_ms"] / 1000 / counts["published"]
+        if not counts["episodes"]:
+            return metrics
+        for name in ("turns", "sampled_tokens"):
+            metrics[f"rollout/{name}_mean"] = counts[name] / counts["episodes"]
+        metrics["rollout/failed_fraction"] = counts["failed"] / counts["episodes"]
         for name, count in counts.items():
             if name.startswith(("failed_", "stopped_")):
-                metrics[f"rollout/{name}_fraction"] = count / episodes
+                metrics[f"rollout/{name}_fraction"] = count / counts["episodes"]
         return metrics
 
 

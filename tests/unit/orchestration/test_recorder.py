@@ -122,6 +122,18 @@ async def test_counts_begin_anew_after_each_step(run, recorder):
     assert recorder._observer.steps == [1, 2]
 
 
+async def test_a_step_in_which_no_episode_ended_has_no_mean_of_them(run, recorder):
+    buffer = buffer_over(recorder)
+    for _ in range(2):
+        await buffer.settle(build_episode(await buffer.admit(), [(1, 0)]))
+    batch = (await buffer.take({"main": V0}))["main"]
+    recorder.record_step(StepReport(PolicyVersion(0, 1)), batch, buffer, 0.0)
+    [row] = rows(run.metrics)
+    assert {name for name in row if name.startswith("rollout/")} == {"rollout/episodes", "rollout/aborted_generations"}
+    assert (row["rollout/episodes"], row["batch/reward_mean"]) == (0.0, 1.0)
+    assert "time/publish_s" not in row
+
+
 async def test_the_ledger_has_a_line_for_every_episode(run, recorder):
     buffer = buffer_over(recorder)
     tickets = [await buffer.admit() for _ in range(4)]
