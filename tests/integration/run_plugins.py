@@ -20,7 +20,10 @@ class CoinOptions(ConfigModel):
 
 
 class Coin:
-    """Rewards a reply by the checksum of its text: nothing to learn, but always something to train on."""
+    """Rewards a reply by the checksum of its text: nothing to learn, but always something to train on.
+
+    One reward of a hundred, since replies of a group that are all rewarded alike train nothing.
+    """
 
     def __init__(self, options: CoinOptions, task: Task) -> None:
         place, is_well = divmod(task.ordinal, options.every)
@@ -43,7 +46,7 @@ class Coin:
 
     async def score(self) -> Score:
         rewards: dict[str, Any] = {"nan": float("nan"), "text": "1"}
-        return Score(rewards.get(self._fault, float(zlib.crc32(self._reply.encode()) % 2)))
+        return Score(rewards.get(self._fault, zlib.crc32(self._reply.encode()) % 101 / 100))
 
     async def close(self) -> None:
         return
