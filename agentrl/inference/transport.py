@@ -12,6 +12,10 @@ from typing import Any
 import httpx
 import orjson
 
+# SGLang closes a connection that was idle for five seconds; a request sent at that moment would be lost, and with
+# it an episode on an engine that has nothing wrong with it.
+KEEP_ALIVE_S = 2.0
+
 
 class LaneTransport(httpx.AsyncBaseTransport):
     """Keeps one-connection transports and reuses the one that was idle last.
@@ -20,7 +24,9 @@ class LaneTransport(httpx.AsyncBaseTransport):
     request was cancelled or failed is closed, since its connection may be in any state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        """A lane that was idle for longer than `keep_alive_s` opens a new connection."""
+        self._limits = httpx.Limits(max_connections=1, keepalive_expiry=keep_alive_s)
         self._tls = ssl.create_default_context()
         self._idle: list[httpx.AsyncHTTPTransport] = []
 
@@ -43,7 +49,7 @@ class LaneTransport(httpx.AsyncBaseTransport):
             await lane.aclose()
 
     def _open_lane(self) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=httpx.Limits(max_connections=1))
+        return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=self._limits)
 
 
 def decoded(response: httpx.Response) -> Any:

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
+from agentrl.inference.transport import KEEP_ALIVE_S
 from agentrl.process.ports import free_port
 from tests.servers.process import running_server
 
@@ -56,7 +57,10 @@ class EngineCalls:
     def __init__(self, server: EngineServer) -> None:
         self.server = server
         headers = {"authorization": f"Bearer {server.token}"} if server.token else {}
-        self.http = httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60.0, trust_env=False)
+        limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
+        self.http = httpx.AsyncClient(
+            base_url=server.url, headers=headers, timeout=60.0, trust_env=False, limits=limits
+        )
 
     @classmethod
     @asynccontextmanager
