@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import orjson
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,6 +26,7 @@ from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
 from agentrl.inference.transport import KEEP_ALIVE_S
 from agentrl.process.ports import free_port
+from agentrl.testing.tiny_moe import TOP_K
 from tests.servers.process import running_server
 
 FIRST_VERSION = "0.0"
@@ -198,14 +200,23 @@ class Reference:
     @torch.no_grad()
     def distributions(self, model: Path, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
         """Log-probabilities [T, V] of the token after each of `ids`."""
-        if model not in self._networks:
-            self._networks[model] = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        return (self._networks[model](torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
+        return (self._network(model)(torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
 
     def logprobs(self, model: Path, ids: list[int], temperature: float = 1.0) -> list[float]:
         """Of tokens 1 to n-1."""
         table = self.distributions(model, ids, temperature)[:-1]
         return table.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+    @torch.no_grad()
+    def experts(self, model: Path, ids: list[int]) -> np.ndarray:
+        """What a mixture of experts chooses for every position, [T, layers, top_k], by descending probability."""
+        layers = self._network(model)(torch.tensor([ids]), output_router_logits=True).router_logits
+        return np.stack([logits.topk(TOP_K).indices.numpy() for logits in layers], axis=1)
+
+    def _network(self, model: Path) -> Any:
+        if model not in self._networks:
+            self._networks[model] = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        return self._networks[model]
 
     def sampled(self, model: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
         """Of the tokens of `output` behind `prompt`."""

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from engine_server import EngineCalls, finish_of, generate_body
-from transformers import AutoModelForCausalLM
+from engine_server import EngineCalls, Reference, finish_of, generate_body
 
 from agentrl.testing.tiny_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 
@@ -19,16 +16,9 @@ Router = Callable[[list[int]], np.ndarray]
 
 
 @pytest.fixture
-def router(moe_engine: EngineCalls) -> Router:
+def router(moe_engine: EngineCalls, reference: Reference) -> Router:
     """Hugging Face's choice for every position of a context, [T, layers, top_k], by descending probability."""
-    return lambda ids: _route(moe_engine.server.model, ids)
-
-
-@torch.no_grad()
-def _route(model: Path, ids: list[int]) -> np.ndarray:
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    layers = network(torch.tensor([ids]), output_router_logits=True).router_logits
-    return np.stack([logits.topk(TOP_K).indices.numpy() for logits in layers], axis=1)
+    return lambda ids: reference.experts(moe_engine.server.model, ids)
 
 
 def _experts(answer: dict[str, Any]) -> np.ndarray:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from engine_server import EngineCalls
-from transformers import AutoModelForCausalLM
+from engine_server import EngineCalls, Reference
 
 from agentrl.inference.client import EngineClient
 from agentrl.rollouts.journal import NoLog
@@ -90,14 +89,6 @@ async def _nothing() -> None:
     return
 
 
-@torch.no_grad()
-def _route(model: Path, ids: list[int]) -> np.ndarray:
-    """Hugging Face's choice for every position, [T, layers, top_k], by descending probability."""
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    layers = network(torch.tensor([ids]), output_router_logits=True).router_logits
-    return np.stack([logits.topk(TOP_K).indices.numpy() for logits in layers], axis=1)
-
-
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
     """A process group of one, which the trainer's model needs."""
@@ -114,19 +105,21 @@ def _worst_gap(model: Path, sequence: TokenSequence) -> float:
 
 
 async def test_a_reply_of_several_parts_is_trained_with_the_experts_that_drew_it(
-    moe_engine: EngineCalls, alone: None
+    moe_engine: EngineCalls, reference: Reference, alone: None
 ) -> None:
     model = moe_engine.server.model
     trajectory = await drawn_over_aborts(moe_engine, _nothing)
     rows = trajectory.routed_experts
-    assert np.array_equal(rows[:-1], _route(model, trajectory.token_ids.tolist())[:-1])
+    assert np.array_equal(rows[:-1], reference.experts(model, trajectory.token_ids.tolist())[:-1])
     sequence = replace(supervised_sequence(trajectory), routed_experts=rows)
     assert _worst_gap(model, sequence) < 1e-3
     shifted = np.concatenate([rows[1:-1], rows[:1], rows[-1:]])
     assert _worst_gap(model, replace(sequence, routed_experts=shifted)) > 0.01
 
 
-async def test_each_part_has_the_experts_of_the_weights_that_drew_it(moe_engine: EngineCalls) -> None:
+async def test_each_part_has_the_experts_of_the_weights_that_drew_it(
+    moe_engine: EngineCalls, reference: Reference
+) -> None:
     models = {0: moe_engine.server.model}
 
     async def swap() -> None:
@@ -138,7 +131,7 @@ async def test_each_part_has_the_experts_of_the_weights_that_drew_it(moe_engine:
     ids = trajectory.token_ids.tolist()
     assert len(trajectory.versions) >= FEWEST_PARTS
     for span in trajectory.versions:
-        own = _route(models[span.version.step], ids)[span.start - 1 : span.end - 1]
+        own = reference.experts(models[span.version.step], ids)[span.start - 1 : span.end - 1]
         assert np.array_equal(trajectory.routed_experts[span.start - 1 : span.end - 1], own)
-    others = _route(models[trajectory.versions[-1].version.step], ids)
+    others = reference.experts(models[trajectory.versions[-1].version.step], ids)
     assert not np.array_equal(trajectory.routed_experts[:-1], others[:-1])
