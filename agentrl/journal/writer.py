@@ -26,6 +26,8 @@ from agentrl.types.errors import StorageError
 
 SEGMENT_BYTES = 64 * 2**20
 WRITE_S = 120.0
+GATHER_S = 0.005
+GATHER_ENTRIES = 32
 
 
 @dataclass(slots=True)
@@ -39,7 +41,9 @@ class _Batch:
 class JournalWriter:
     """Appends entries and acknowledges each once it is synced.
 
-    One sync serves all entries that came while the one before it ran, so its cost is shared by whoever waits.
+    One sync serves all entries that came while the one before it ran, so its cost is shared by whoever waits. Where
+    they come thinly, one follows another after `GATHER_S` at the earliest, or once `GATHER_ENTRIES` are pending: what
+    a sync takes of the processors hardly depends on what it serves, and engines and trainers want them too.
     A failed write or sync is final: every later `append` raises, since what the disk holds is unknown. So is one that
     takes longer than `write_s`. `newest` is how far its newest segment is durable; None before its first entry is.
 
@@ -65,6 +69,8 @@ class JournalWriter:
         self._writing: _Batch | None = None
         self._error: StorageError | None = None
         self._is_stuck = False
+        self._rests_until = 0.0
+        self._due: asyncio.Handle | None = None
         self.syncs = 0
         self.newest: SegmentEnd | None = None
 
@@ -119,14 +125,25 @@ class JournalWriter:
             raise ValueError(f"an entry of {len(payload)} bytes is above the journal's {MAX_PAYLOAD_BYTES}")
         if self._batch is None:
             self._batch = _Batch()
-            if self._writing is None:
-                # Later, so that whoever else appends now is served by the same sync.
-                asyncio.get_running_loop().call_soon(self._begin)
         self._batch.entries.append((schema, kind, payload))
+        self._schedule()
         return self._batch
+
+    def _schedule(self) -> None:
+        """Let the pending batch begin when it is due; never at once, so that whoever else appends now is with it."""
+        if self._batch is None or self._writing is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if len(self._batch.entries) >= GATHER_ENTRIES:
+            loop.call_soon(self._begin)
+        elif self._due is None:
+            self._due = loop.call_at(self._rests_until, self._begin)
 
     def _begin(self) -> None:
         """Give the pending batch to a thread. No task waits for it, since a loop that ends would cancel that."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         if self._writing is not None or self._batch is None:
             return
         batch = self._writing = self._batch
@@ -152,7 +169,9 @@ class JournalWriter:
             self.syncs += 1
             batch.done.set_result(None)
         # Those that waited append what comes next first, so that the next sync serves them too.
-        asyncio.get_running_loop().call_soon(self._begin)
+        loop = asyncio.get_running_loop()
+        self._rests_until = loop.time() + GATHER_S
+        loop.call_soon(self._schedule)
 
     def _give_up(self, batch: _Batch) -> None:
         """The disk does not answer: the thread cannot be stopped, but nobody waits for it any longer."""

@@ -33,7 +33,7 @@ from agentrl.orchestration.launch import start_run
 from agentrl.orchestration.recorder import SilentObserver
 
 ROUNDS = 12
-STEPS = 20
+STEPS = 50
 KINDS = ("none", "segments")
 _PROCESSOR_S = re.compile(r"([0-9.]+) s of processor time")
 RECIPE = Path(__file__).parents[2] / "environments" / "sql" / "demo.toml"
@@ -97,7 +97,7 @@ def configuration(folder: Path, work: Workload, kind: str, number: int) -> RunCo
         "policies.main.trainer.optimizer.learning_rate=1e-12",
         "evaluation.interval_steps=0",
         "evaluation.final_tasks=0",
-        "checkpoint.interval_steps=8",
+        f"checkpoint.interval_steps={work.steps // 2}",
     ]
     return load_run_config(work.recipe, overrides)
 

@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.journal.frames import Frame
 from agentrl.journal.segments import SegmentFile, read_segment, segment_paths
-from agentrl.journal.writer import JournalWriter
+from agentrl.journal.writer import GATHER_ENTRIES, JournalWriter
 from agentrl.types.errors import StorageError
 
 
@@ -21,6 +21,35 @@ async def test_what_many_append_at_once_is_synced_together_and_in_order(tmp_path
     assert _payloads(tmp_path) == [str(n).encode() for n in range(50)]
     assert writer.syncs < 5
     await writer.close()
+
+
+async def test_thin_entries_gather_behind_a_sync_and_wait_no_longer_once_they_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.journal.writer.GATHER_S", 3600.0)
+    writer = JournalWriter(tmp_path, "w")
+    async with asyncio.timeout(60):
+        await writer.append(1, 3, b"0")  # at once, since nothing was synced before it
+        waiting = []
+        for number in range(1, GATHER_ENTRIES + 1):
+            assert writer.syncs == 1
+            waiting.append(asyncio.create_task(writer.append(1, 3, str(number).encode())))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+        await writer.close()
+    assert writer.syncs == 2
+    assert _payloads(tmp_path) == [str(number).encode() for number in range(GATHER_ENTRIES + 1)]
+
+
+async def test_thin_entries_are_synced_soon(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "w")
+    for number in range(3):
+        async with asyncio.timeout(60):
+            await writer.append(1, 3, bytes(number))
+    writer.note(1, 3, b"behind the last sync")
+    await writer.close()
+    assert _payloads(tmp_path)[-1] == b"behind the last sync"
 
 
 async def test_an_entry_is_acknowledged_only_after_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
