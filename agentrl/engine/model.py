@@ -60,9 +60,9 @@ class ServedModel:
         num_tokens = ids.shape[1]
         positions = torch.from_numpy(starts[:, None] + np.arange(num_tokens)).to(self._device)
         length = int(starts.max()) + num_tokens
-        self.cache.reserve(length)
-        columns = torch.arange(length, device=self._device)
         row_ids = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        self.cache.reserve(length, 1 + int(row_ids.max()))
+        columns = torch.arange(length, device=self._device)
         row_tensor = torch.from_numpy(row_ids).to(self._device)
         batch = SlotBatch(
             cache=self.cache,

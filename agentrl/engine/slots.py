@@ -11,30 +11,39 @@ _GROWTH_TOKENS = 128
 class KVCache:
     """Keys and values of all slots, layer by layer; columns grow as contexts do.
 
-    Column `capacity - 1` is never part of a context: idle rows of a decode step may write there.
+    Column `capacity - 1` is never part of a context: idle rows of a decode step may write there. What was never
+    written is zero, since a masked column still takes part in a product, and on a CPU takes no memory: growing costs
+    what the rows in use hold, not what all slots could.
     """
 
     def __init__(
         self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: str
     ) -> None:
-        self._shape = (num_slots, num_heads, _GROWTH_TOKENS, head_dim)
-        self.keys = [torch.zeros(self._shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(self._shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        shape = (num_slots, num_heads, _GROWTH_TOKENS, head_dim)
+        self._num_written = 0
+        self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
 
     @property
     def capacity(self) -> int:
         """Columns of each row."""
         return self.keys[0].shape[2]
 
-    def reserve(self, num_tokens: int) -> None:
-        """Make room for contexts of `num_tokens` and one more column."""
+    def reserve(self, num_tokens: int, num_rows: int = 0) -> None:
+        """Make room for contexts of `num_tokens` and one more column, in the first `num_rows` rows or fewer."""
         missing = num_tokens + 1 - self.capacity
-        if missing <= 0:
-            return
-        extra = max(-(-missing // _GROWTH_TOKENS) * _GROWTH_TOKENS, self.capacity // 2)
+        if missing > 0:
+            self._grow(max(-(-missing // _GROWTH_TOKENS) * _GROWTH_TOKENS, self.capacity // 2))
+        self._num_written = max(self._num_written, num_rows)
+
+    def _grow(self, extra: int) -> None:
+        written, capacity = self._num_written, self.capacity
         for columns in (self.keys, self.values):
             for layer, tensor in enumerate(columns):
-                columns[layer] = torch.nn.functional.pad(tensor, (0, 0, 0, extra))
+                num_slots, num_heads, _, head_dim = tensor.shape
+                grown = _zeros((num_slots, num_heads, capacity + extra, head_dim), tensor.dtype, str(tensor.device))
+                grown[:written, :, :capacity] = tensor[:written]
+                columns[layer] = grown
 
     @property
     def is_released(self) -> bool:
@@ -50,6 +59,7 @@ class KVCache:
         """Free the memory of all rows."""
         for columns in (self.keys, self.values):
             columns[:] = [tensor[:, :, :0].clone() for tensor in columns]
+        self._num_written = 0
 
     def resume(self) -> None:
         """Have memory again, for the shortest contexts at first."""
@@ -60,6 +70,14 @@ class KVCache:
         for columns in (self.keys, self.values):
             for tensor in columns:
                 tensor[target, :, :num_tokens] = tensor[source, :, :num_tokens]
+        self._num_written = max(self._num_written, target + 1)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros; on a CPU the kernel makes them when they are first written, which `torch.zeros` does at once."""
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
 
 
 class SlotTable:

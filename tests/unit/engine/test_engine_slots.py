@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 
 from agentrl.engine.slots import KVCache, SlotTable
@@ -106,12 +110,41 @@ def test_the_table_grows_with_its_contexts() -> None:
 
 def test_the_cache_grows_without_losing_what_it_holds() -> None:
     cache = KVCache(2, 3, 1, 4, torch.float32, "cpu")
+    cache.reserve(5, 3)
     cache.keys[1][2, :, :5] = 7.0
-    cache.reserve(cache.capacity)
+    cache.reserve(cache.capacity, 1)
     assert cache.capacity > 128
     assert cache.keys[0].shape == cache.values[1].shape == (3, 1, cache.capacity, 4)
     cache.copy_prefix(2, 0, 3)
     assert cache.keys[1][0, 0, :, 0].nonzero().flatten().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_was_never_written_is_zero_and_a_copied_row_grows_too(dtype: torch.dtype) -> None:
+    cache = KVCache(1, 4, 2, 4, dtype, "cpu")
+    cache.reserve(9, 1)
+    for columns in (cache.keys, cache.values):
+        columns[0][0, :, :9] = 3.0
+    cache.copy_prefix(0, 2, 4)
+    cache.reserve(200, 1)
+    for columns in (cache.keys, cache.values):
+        assert columns[0].dtype is dtype
+        held = columns[0].count_nonzero(dim=(1, 2, 3)).tolist()
+        assert held == [2 * 9 * 4, 0, 2 * 4 * 4, 0]
+
+
+def test_a_cache_that_grows_takes_memory_for_the_rows_in_use_only() -> None:
+    cache = KVCache(4, 256, 4, 64, torch.float32, "cpu")
+    before = _resident_bytes()
+    for length in range(100, 1500, 100):
+        cache.reserve(length, 1)
+        cache.keys[0][0, :, :length] = 1.0
+    assert cache.num_bytes > 2**30
+    assert _resident_bytes() - before < 2**28
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_nothing_is_reused_across_adapters() -> None:
