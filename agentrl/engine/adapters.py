@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from agentrl.engine.adapter_reader import AdapterReader
 from agentrl.engine.lora import NO_ADAPTER, LoraStack, PlacedAdapter
-from agentrl.engine.peft import parse_adapter, read_adapter_folder
+from agentrl.engine.peft import parse_adapter
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.unpickler import load_named_tensors
@@ -42,6 +43,7 @@ class AdapterService:
         self._lora = lora
         self._scheduler = scheduler
         self._max_rank = max_rank
+        self._reader = AdapterReader()
         self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: set[str] = set()
         self._lock = asyncio.Lock()
@@ -73,7 +75,7 @@ class AdapterService:
         with self._told_what_is_loaded():
             name, folder = _text(body, "lora_name"), _text(body, "lora_path")
             self._check_is_new(name)
-            await self._put(name, folder, lambda: read_adapter_folder(Path(folder)))
+            await self._put(name, folder, lambda: self._reader.read(Path(folder)))
         return self._answer()
 
     async def _load_from_tensors(self, body: dict[str, Any]) -> dict[str, Any]:

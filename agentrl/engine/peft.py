@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from agentrl.engine.request import BadRequestError
 
@@ -42,18 +38,8 @@ class LoraPair:
 LoraPairs = Mapping[str, LoraPair]
 
 
-def read_adapter_folder(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Configuration and tensors of a PEFT folder. Raises BadRequestError."""
-    try:
-        config = json.loads((folder / "adapter_config.json").read_text())
-        tensors = load_file(folder / "adapter_model.safetensors")
-    except (OSError, SafetensorError, ValueError) as error:
-        raise BadRequestError(f"the adapter in {folder} cannot be read: {error}") from error
-    return config, tensors
-
-
 def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: int) -> dict[str, LoraPair]:
-    """Matrices by module name.
+    """Matrices by module name; the tensors become part of them, B scaled in place.
 
     Raises:
         BadRequestError: not plain LoRA, a rank above `max_rank`, a tensor of another kind, half a pair, or none.
@@ -75,8 +61,8 @@ def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: in
         if (pair["A"].shape[0], pair["B"].shape[1]) != (rank, rank):
             shapes = f"{tuple(pair['A'].shape)} and {tuple(pair['B'].shape)}"
             raise BadRequestError(f"the adapter's matrices of {module} have shapes {shapes}, not those of rank {rank}")
-    scaled = torch._foreach_mul([pair["B"] for pair in sides.values()], scale)
-    return {module: LoraPair(pair["A"], b_OR) for (module, pair), b_OR in zip(sides.items(), scaled, strict=True)}
+    torch._foreach_mul_([pair["B"] for pair in sides.values()], scale)
+    return {module: LoraPair(pair["A"], pair["B"]) for module, pair in sides.items()}
 
 
 def _rank_and_scale(config: Any, max_rank: int) -> tuple[int, float]:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from agentrl.engine.peft import parse_adapter, read_adapter_folder
+from agentrl.engine.peft import parse_adapter
 from agentrl.engine.request import BadRequestError
 
 MODULE = "model.layers.0.self_attn.q_proj"
@@ -69,12 +68,3 @@ def test_tensors_of_another_kind_are_refused(tensors: dict[str, torch.Tensor], r
 def test_a_configuration_that_is_no_object_is_refused() -> None:
     with pytest.raises(BadRequestError, match="must be a JSON object"):
         parse_adapter([CONFIG], _tensors(), max_rank=4)
-
-
-@pytest.mark.parametrize("content", [None, "{", '{"r": 4}'])
-def test_a_damaged_folder_is_refused(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "adapter_config.json").write_text(content)
-        (tmp_path / "adapter_model.safetensors").write_bytes(b"\x08\x00damage")
-    with pytest.raises(BadRequestError, match="cannot be read"):
-        read_adapter_folder(tmp_path)
