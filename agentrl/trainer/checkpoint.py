@@ -9,24 +9,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 
-from agentrl.inference.checksum import checksum_key, tensor_checksum
 from agentrl.trainer.adapter import adapter_names, read_adapter
-from agentrl.trainer.lora import merge_adapters
-from agentrl.trainer.model import PolicyModel, assign_weights, full_weights
+from agentrl.trainer.model import PolicyModel, assign_weights
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.staging import new_folder
+from agentrl.trainer.streaming import whole_parameters, write_weights
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import StorageError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
-from agentrl.weights.experts import join_experts, split_experts
+from agentrl.weights.experts import join_experts
 
 _WEIGHTS = "model.safetensors"
 _OPTIMIZER = "optimizer-{}.pt"
@@ -40,27 +39,24 @@ def stage_weights(
     """Write whole weights and what loads them to a new folder. All ranks must call; rank 0 writes.
 
     Adapters are merged into the weights that they belong to. The folder appears under its name only when it is
-    complete.
+    complete. In memory are a few parameters at once, as `streaming` says.
 
     Raises:
         StorageError: the disk is full or cannot be written.
     """
-    weights = split_experts(merge_adapters(policy.network, full_weights(policy)))
-    if dist.get_rank() != 0:
-        return WeightsManifest(name, version, str(folder), {}, 0)
-    with new_folder(folder, version) as staging:
-        save_file(weights, staging / _WEIGHTS, metadata={"format": "pt"})
-        policy.network.config.save_pretrained(staging)
-        _copy_companions(source, staging)
-    num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
-    return WeightsManifest(name, version, str(folder), weight_checksums(weights), num_bytes)
-
-
-def weight_checksums(weights: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Digests of the weights as float32 and as bfloat16, for engines that serve in either."""
-    checksums = {name: tensor_checksum(tensor) for name, tensor in weights.items()}
-    narrow = {n: tensor_checksum(t.to(torch.bfloat16)) for n, t in weights.items()}
-    return checksums | {checksum_key("bfloat16", name): digest for name, digest in narrow.items()}
+    parameters = whole_parameters(policy)
+    try:
+        if dist.get_rank() != 0:
+            return WeightsManifest(name, version, str(folder), {}, 0)
+        with new_folder(folder, version) as staging:
+            written = write_weights(policy, parameters, staging / _WEIGHTS)
+            policy.network.config.save_pretrained(staging)
+            _copy_companions(source, staging)
+    finally:
+        # The other ranks gather to the end with this one, whatever becomes of the file.
+        for _ in parameters:
+            pass
+    return WeightsManifest(name, version, str(folder), written.checksums, written.num_bytes)
 
 
 def save_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Path) -> None:

@@ -61,15 +61,3 @@ def add_adapters(network: PreTrainedModel, config: LoraConfig) -> None:
 def adapters_of(network: PreTrainedModel) -> dict[str, LoraLinear]:
     """Layers with an adapter by their names; empty for a model that is trained whole."""
     return {name: module for name, module in network.named_modules() if isinstance(module, LoraLinear)}
-
-
-def merge_adapters(network: PreTrainedModel, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Whole weights of a model with adapters as those of one without: W + (alpha / rank) B A.
-
-    On ranks that were given nothing there is nothing to merge.
-    """
-    merged = dict(weights)
-    for name, layer in adapters_of(network).items() if weights else ():
-        down_RI, up_OR = merged.pop(f"{name}.lora_A"), merged.pop(f"{name}.lora_B")
-        merged[f"{name}.weight"] = merged[f"{name}.weight"] + layer.scale * (up_OR @ down_RI)
-    return merged

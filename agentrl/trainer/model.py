@@ -92,10 +92,15 @@ def full_weights(policy: PolicyModel, names: Container[str] | None = None) -> di
     for name, parameter in policy.network.named_parameters():
         if names is not None and name not in names:
             continue
-        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        whole = gathered(parameter)
         if dist.get_rank() == 0:
             weights[name] = whole.detach().cpu().contiguous()
     return weights
+
+
+def gathered(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter as one tensor; all ranks must call."""
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def assign_weights(policy: PolicyModel, weights: Mapping[str, torch.Tensor]) -> None:

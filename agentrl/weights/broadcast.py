@@ -4,9 +4,9 @@ Every engine has a group of its own with a sender process of its own. A sick eng
 healthy one, no two engines share a pause, and a broadcast that hangs is abandoned by killing its sender.
 The price is one copy on the wire for each engine, where one group of all would send a tree.
 
-The trainer's ranks gather the weights once, in the step, and rank 0 stages them as files; the sender maps these, so
-that no rank waits for a broadcast, and flattens the next bucket while one is sent. The price is rank 0's memory, which
-holds the whole model for a moment.
+The trainer's ranks gather the weights parameter by parameter, once for all engines, and rank 0 writes one to a file
+while the next is gathered; the sender maps the file, and flattens the next bucket while one is sent. So no rank waits
+for a broadcast, and none holds more than a few parameters.
 """
 
 from __future__ import annotations

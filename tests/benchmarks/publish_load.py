@@ -13,7 +13,7 @@ import httpx
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentrl.trainer.checkpoint import weight_checksums
+from agentrl.trainer.streaming import weight_checksums
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
 

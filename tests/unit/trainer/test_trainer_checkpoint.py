@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.inference.checksum import tensor_checksum
-from agentrl.trainer.checkpoint import full_weights, restore_checkpoint, save_checkpoint, stage_weights
+from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig
-from agentrl.trainer.model import PolicyModel, load_policy
+from agentrl.trainer.model import PolicyModel, full_weights, load_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.selection import select_sequences
 from agentrl.trainer.step import run_step

@@ -16,9 +16,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.testing.builders import build_episode, build_ticket
-from agentrl.trainer.checkpoint import full_weights, restore_checkpoint, save_checkpoint, stage_weights
+from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.model import PolicyModel, load_policy
+from agentrl.trainer.model import PolicyModel, full_weights, load_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.packing import pack
 from agentrl.trainer.selection import select_sequences

@@ -18,8 +18,7 @@ from trainer_reference import (
 )
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.trainer.checkpoint import full_weights
-from agentrl.trainer.model import load_policy
+from agentrl.trainer.model import full_weights, load_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.selection import select_sequences
 from agentrl.trainer.sequence import supervised_sequence

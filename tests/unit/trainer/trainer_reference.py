@@ -12,9 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.trainer.checkpoint import full_weights
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig
-from agentrl.trainer.model import load_policy
+from agentrl.trainer.model import full_weights, load_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.selection import select_sequences
 from agentrl.trainer.step import run_step
