@@ -19,8 +19,9 @@ from agentrl.types.errors import ConfigError
 class LedgerLine:
     """The end of one episode. `outcome` is ``trained`` or ``dropped``; `reason` says why it was dropped.
 
-    Tokens are sampled ones: `trained_tokens` entered a loss, `masked_tokens` were too old. `stop` is the stop
-    reason, empty where the episode has none; `tool_s` are seconds in the environment's steps.
+    Tokens are sampled ones: `trained_tokens` entered a loss, `masked_tokens` were too old. Not among them are
+    `regenerated_tokens`, sampled and lost before they came again. `stop` is the stop reason, empty where the episode
+    has none; `tool_s` are seconds in the environment's steps.
     """
 
     episode_id: str
@@ -39,6 +40,7 @@ class LedgerLine:
     seconds: float
     tool_s: float
     step: int
+    regenerated_tokens: int = 0
 
 
 def read_ledger(file: Path) -> list[LedgerLine]:
@@ -114,7 +116,10 @@ class Ledger:
             "sampled_tokens": episode.num_sampled_tokens,
             "seconds": round(episode.seconds, 4),
             "tool_s": round(sum(turn.environment_s for turn in episode.turns), 4),
+            "regenerated_tokens": sum(turn.regenerated_tokens for turn in episode.turns),
         }
+        if details["regenerated_tokens"]:
+            self.tokens["regenerated"] += details["regenerated_tokens"]
         line = LedgerLine(
             outcome=outcome, reason=reason, trained_tokens=trained, masked_tokens=masked, step=step, **details
         )

@@ -42,13 +42,18 @@ class BiasReport:
 
 
 def goodput(lines: Iterable[LedgerLine]) -> dict[str, float]:
-    """Fractions of the sampled tokens by what became of them: ``trained``, ``masked``, ``dropped_REASON``.
+    """Fractions of the sampled tokens by what became of them.
+
+    These are ``trained``, ``masked``, ``dropped_REASON``, and ``regenerated`` for those that were lost with an engine
+    and sampled again. What was in flight when a run was killed nobody knows, and it is in none of them.
 
     Example: of 10 tokens 6 trained and 2 masked, and 2 of an episode of a filtered group: 0.6, 0.2, and
     ``dropped_no_spread`` 0.2.
     """
     tokens: Counter[str] = Counter()
     for line in lines:
+        if line.regenerated_tokens:
+            tokens["regenerated"] += line.regenerated_tokens
         if line.outcome == "trained":
             tokens["trained"] += line.trained_tokens
             tokens["masked"] += line.masked_tokens

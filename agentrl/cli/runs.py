@@ -94,7 +94,7 @@ def show_goodput(run: _RunArgument) -> None:
     from agentrl.buffer.reports import goodput
 
     lines = _read(run)
-    total = sum(line.sampled_tokens for line in lines)
+    total = sum(line.sampled_tokens + line.regenerated_tokens for line in lines)
     table = plain_table("tokens", ">count", ">fraction", "")
     for name, fraction in goodput(lines).items():
         table.add_row(

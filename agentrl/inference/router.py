@@ -25,7 +25,8 @@ class EngineRouter:
     request that an engine dropped without an answer, or answered under a version that nobody has proven
     (the publish fence), is sent again, once to each engine: nothing of it was committed. The first kind
     is counted in `regenerated`, the second also in `fenced`; replies that an abort cut short are counted in
-    `interrupted`. With no engine left to try, a request waits `wait_s` for one to come back.
+    `interrupted`. Of an answer that was lost nobody knows how long it was: it counts for as many tokens as the one
+    that came in its place. With no engine left to try, a request waits `wait_s` for one to come back.
     """
 
     def __init__(self, fleet: Fleet, wait_s: float = 0.0) -> None:
@@ -50,6 +51,7 @@ class EngineRouter:
         """
         tried: set[int] = set()
         last: EpisodeError | None = None
+        num_lost = unbelieved_tokens = 0
         while True:
             member = await self._choose(request, tried, last)
             engine, since = member.engine, member.version
@@ -59,12 +61,15 @@ class EngineRouter:
                 generation = await self._ask(member, replace(request, expects=since))
                 if await self._passes_fence(member, since, generation):
                     self.interrupted += generation.finish is FinishReason.ABORT
-                    return generation
+                    again = unbelieved_tokens + num_lost * len(generation.token_ids)
+                    return replace(generation, regenerated_tokens=again) if again else generation
                 self.fenced += 1
+                unbelieved_tokens += len(generation.token_ids)
                 last = _fence_error(member, since, generation)
             except EpisodeError as error:
                 if error.failure.kind != "unreachable":
                     raise
+                num_lost += 1
                 last = error
             finally:
                 self._load[member.name] -= 1

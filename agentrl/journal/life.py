@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.journal.entries import Delivered, Ended, EpisodeEntry, Intended, Leased, Opened, Resulted, Turned
 from agentrl.journal.salvage import without_gaps
@@ -62,15 +62,7 @@ class EpisodeLife:
         turn, resulted = turned.turn, self.acted.get(turned.turn.index)
         if resulted is None:
             return turn
-        return Turn(
-            turn.index,
-            turn.agent,
-            turn.reply_node,
-            resulted.effects,
-            turn.generation_s,
-            resulted.seconds,
-            turn.aborts,
-        )
+        return replace(turn, effects=resulted.effects, environment_s=resulted.seconds)
 
 
 def build_life(entries: list[EpisodeEntry]) -> EpisodeLife | None:

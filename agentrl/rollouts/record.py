@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from agentrl.types.environment import Score
@@ -67,18 +69,15 @@ class EpisodeRecord:
         """Where the record of routed experts ends on the path to a node: 0 without one."""
         return 0 if leaf is None else self._routed_ends[leaf]
 
-    def add_turn(self, agent: str, reply: Node, generation_s: float, aborts: int) -> Turn:
+    def add_turn(self, agent: str, reply: Node, generation_s: float, aborts: int, regenerated_tokens: int) -> Turn:
         """Close a reply as the next turn."""
-        turn = Turn(self.num_turns, agent, reply.index, (), generation_s, 0.0, aborts)
+        turn = Turn(self.num_turns, agent, reply.index, (), generation_s, 0.0, aborts, regenerated_tokens)
         self._turns.append(turn)
         return turn
 
     def end_turn(self, effects: tuple[Effect, ...], environment_s: float) -> None:
         """Put what the environment did behind the last turn."""
-        last = self._turns[-1]
-        self._turns[-1] = Turn(
-            last.index, last.agent, last.reply_node, effects, last.generation_s, environment_s, last.aborts
-        )
+        self._turns[-1] = replace(self._turns[-1], effects=effects, environment_s=environment_s)
 
     def restore_turn(self, turn: Turn) -> None:
         """Put the last turn as an earlier worker recorded it in its place."""

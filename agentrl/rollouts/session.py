@@ -129,7 +129,8 @@ class Session:
         node = self._add_reply(generation, is_open=False)
         self._path.append(node)
         self._grow(generation.token_ids)
-        turn = self._record.add_turn(self._agent, node, time.monotonic() - started, self.aborts - aborts)
+        seconds, again = time.monotonic() - started, generation.regenerated_tokens
+        turn = self._record.add_turn(self._agent, node, seconds, self.aborts - aborts, again)
         prefix = f"{self._record.ticket.episode_id}/{turn.index}."
         message = self._chat.parse(generation.token_ids, tools, prefix)
         self._messages.append(message)
@@ -231,6 +232,7 @@ def _join(first: Generation, second: Generation) -> Generation:
         kept_tokens=KeptTokens.concatenate(kept) if kept else None,
         cached_tokens=first.cached_tokens,
         routed_experts=_join_routing(routed),
+        regenerated_tokens=first.regenerated_tokens + second.regenerated_tokens,
     )
 
 

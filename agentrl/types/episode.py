@@ -110,7 +110,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One generation and what the environment did with it."""
+    """One generation and what the environment did with it; `regenerated_tokens` as in `Generation`."""
 
     index: int
     agent: str
@@ -119,6 +119,7 @@ class Turn:
     generation_s: float = 0.0
     environment_s: float = 0.0
     aborts: int = 0
+    regenerated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

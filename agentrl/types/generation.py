@@ -137,6 +137,8 @@ class RoutedExperts:
 class Generation:
     """What an engine delivered for one request; `token_ids` includes the stop token.
 
+    `regenerated_tokens` were drawn before at most: in answers that were lost with their engine, or not believed.
+
     Example: ids ``[93, 1]``, logprobs ``[-0.1, -0.01]``, one span of version 0.4, finish STOP.
     """
 
@@ -149,3 +151,4 @@ class Generation:
     cached_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     routed_experts: RoutedExperts | None = None  # up to the position before the last token
+    regenerated_tokens: int = 0

@@ -53,7 +53,9 @@ def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Pat
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=200)[0]
     assert process.returncode == 0, output
-    failed = {line["reason"] for line in runs.rows(run / "ledger.jsonl") if line["outcome"] == "dropped"}
+    ledger = runs.rows(run / "ledger.jsonl")
+    assert sum(line["regenerated_tokens"] for line in ledger) > 0, "what it had in hand was drawn again elsewhere"
+    failed = {line["reason"] for line in ledger if line["outcome"] == "dropped"}
     assert failed == set(), "its episodes went on from their tokens, those in flight at the end are parked"
 
 

@@ -29,6 +29,22 @@ def test_goodput_says_where_sampled_tokens_went():
     assert ledger.episodes == {"trained": 1, "dropped_no_spread": 1}
 
 
+def test_tokens_that_were_sampled_again_are_counted_beside_those_that_came():
+    ledger = Ledger((lines := []).append)
+    episode = build_episode(build_ticket("a"), [(4, 0), (4, 0)])
+    turns = tuple(replace(turn, regenerated_tokens=turn.index + 1) for turn in episode.turns)
+    ledger.trained(replace(episode, turns=turns), trained_tokens=8, step=1)
+    assert (lines[0].sampled_tokens, lines[0].regenerated_tokens) == (8, 3)
+    assert ledger.tokens == {"trained": 8, "masked_stale": 0, "regenerated": 3}
+
+
+def test_a_ledger_of_a_version_that_did_not_count_them_can_be_read(tmp_path):
+    line = codec.to_json(trained(0)).replace(b',"regenerated_tokens":0', b"")
+    assert b"regenerated" not in line
+    (tmp_path / "ledger.jsonl").write_bytes(line + b"\n")
+    assert read_ledger(tmp_path / "ledger.jsonl") == [trained(0)]
+
+
 def test_a_line_says_what_became_of_an_episode():
     lines = []
     episode = replace(build_episode(build_ticket("a", group=4, member=2), [(4, 0), (3, 0)], 0.5), seconds=1.23456)

@@ -26,6 +26,11 @@ def test_goodput_says_what_became_of_every_sampled_token():
     assert goodput([]) == {}
 
 
+def test_what_was_lost_and_sampled_again_is_a_part_of_all_that_was_sampled():
+    lines = [trained(0, tokens=12, regenerated_tokens=3), dropped(1, tokens=4, regenerated_tokens=1)]
+    assert goodput(lines) == pytest.approx({"trained": 0.6, "dropped_too_old": 0.2, "regenerated": 0.2, "masked": 0})
+
+
 def test_a_cohort_ends_before_the_first_group_that_the_runs_end_cut_off():
     lines = [trained(0), dropped(1), trained(3), dropped(2, reason="run_ended", tokens=1), trained(4)]
     assert names(closed_cohort(lines)) == names([trained(0), dropped(1)])

@@ -32,7 +32,8 @@ class GatedEngine:
         if self.failure is not None:
             raise self.failure
         spans = tuple(VersionSpan(version, n, n + 1) for n, version in enumerate(self.writes))
-        return Generation(np.zeros(1, np.int32), np.zeros(1, np.float32), spans, spans, FinishReason.STOP)
+        size = len(self.writes)
+        return Generation(np.zeros(size, np.int32), np.zeros(size, np.float32), spans, spans, FinishReason.STOP)
 
 
 UNREACHABLE = EpisodeError(Boundary.ENGINE, "unreachable", "gone")
@@ -86,6 +87,11 @@ async def test_a_session_stays_on_its_engine_until_it_ends(fleet: Parts) -> None
     assert engines[0].sessions == ["blocker", "mine"]
 
 
+async def test_nothing_is_counted_as_drawn_again_where_nothing_was_lost(fleet: Parts) -> None:
+    router, _ = fleet
+    assert (await router.generate(_request("mine"))).regenerated_tokens == 0
+
+
 async def test_an_engine_set_aside_serves_nobody_until_it_is_put_back(fleet: Parts) -> None:
     router, engines = fleet
     await router.generate(_request("mine"))
@@ -105,7 +111,8 @@ async def test_an_engine_set_aside_serves_nobody_until_it_is_put_back(fleet: Par
 async def test_a_request_that_was_dropped_goes_to_each_other_engine_once_and_is_counted(fleet: Parts) -> None:
     router, engines = fleet
     engines[0].failure = engines[1].failure = UNREACHABLE
-    await router.generate(_request("mine"))
+    engines[2].writes = [FIRST] * 5
+    assert (await router.generate(_request("mine"))).regenerated_tokens == 2 * 5
     assert [len(engine.sessions) for engine in engines] == [1, 1, 1]
     assert router.regenerated == 2
     engines[2].failure = UNREACHABLE
@@ -176,9 +183,10 @@ async def test_sessions_with_one_prompt_share_an_engine_while_its_load_allows(fl
 
 async def test_a_reply_under_a_version_that_nobody_has_proven_is_not_committed(fleet: Parts) -> None:
     router, engines = fleet
-    engines[0].writes = [SECOND]
+    engines[0].writes = [SECOND] * 3
     generation = await router.generate(_request("mine"))
     assert {span.version for span in generation.versions} == {FIRST}
+    assert generation.regenerated_tokens == 3
     assert engines[1].sessions == ["mine"]
     assert (router.fenced, router.regenerated) == (1, 1)
     assert router.fleet.members["a"].state is EngineState.STALE

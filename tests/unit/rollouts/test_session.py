@@ -163,6 +163,15 @@ async def test_an_abort_at_the_last_token_of_the_budget_is_the_end_of_the_reply(
     assert (await session.generate([QUESTION])).finish is FinishReason.LENGTH
 
 
+async def test_a_turn_adds_up_what_was_drawn_again_in_its_parts_and_keeps_it_when_the_environment_has_acted(chat):
+    parts = [generation(3, FinishReason.ABORT, regenerated_tokens=3), generation(4, regenerated_tokens=6)]
+    record, session = make_session(chat, EngineOf(chat, *parts))
+    await session.generate([QUESTION])
+    assert record.last_turn.regenerated_tokens == 9
+    record.end_turn((), 0.5)
+    assert (record.last_turn.regenerated_tokens, record.last_turn.environment_s) == (9, 0.5)
+
+
 async def test_kept_sets_of_both_parts_stand_one_behind_the_other(chat):
     first = generation(2, FinishReason.ABORT, kept_tokens=KeptTokens.from_lists([[300, 7], [301]]))
     second = generation(1, kept_tokens=KeptTokens.from_lists([[300, 8, 9]]))
