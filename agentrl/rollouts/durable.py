@@ -8,6 +8,7 @@ whatever comes next, since nothing leaves the worker in between.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from agentrl.journal.entries import Delivered, Ended, Entry, Intended, Leased, Opened, Resulted, Turned, pack
 from agentrl.journal.life import EpisodeLife
@@ -16,6 +17,7 @@ from agentrl.process.crash_points import crash_point
 from agentrl.rollouts.journal import EpisodeParked
 from agentrl.types.environment import Opening, StepResult
 from agentrl.types.episode import Agent, Effect, Episode, Node, Ticket, Turn
+from agentrl.types.errors import Boundary, boundary
 from agentrl.types.generation import FinishReason, Generation
 
 
@@ -72,7 +74,8 @@ class WorkerLog:
         """The environment has posed the task; told once more where another session has taken over."""
         known = self.life.opened if self.life is not None else None
         if known is None or known.handle != handle:
-            self._note(Opened(self._journal.token, opening, handle))
+            with _recordable("the opening"):
+                self._note(Opened(self._journal.token, opening, handle))
             crash_point("episode.opened")
 
     async def delivered(self, part: Generation, request: str) -> None:
@@ -106,7 +109,8 @@ class WorkerLog:
         if self.life is not None and step < len(self.life.results):
             recorded = self.life.results[step]
             return recorded.effects, recorded.seconds
-        self._note(Resulted(self._journal.token, step, tuple(effects), result, seconds, snapshot))
+        with _recordable(f"the result or the snapshot of step {step}"):
+            self._note(Resulted(self._journal.token, step, tuple(effects), result, seconds, snapshot))
         crash_point("effect.resulted")
         return tuple(effects), seconds
 
@@ -133,3 +137,8 @@ class WorkerLog:
 
     def _note(self, entry: Entry) -> None:
         self._journal.writer.note(*pack(self._episode_id, entry))
+
+
+def _recordable(what: str) -> AbstractContextManager[None]:
+    """What an environment gives and the journal refuses is a failure of the environment, not of the scaffold."""
+    return boundary(Boundary.ENVIRONMENT, "not_recordable", f"{what} cannot be put on record")
