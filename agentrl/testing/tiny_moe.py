@@ -10,11 +10,11 @@ from agentrl.tokens.tokenizer import FastTokenizer
 NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 8, 2
 
 
-def make_tiny_moe_model(folder: Path, seed: int = 0, context_tokens: int = 4096) -> Path:
+def make_tiny_moe_model(folder: Path, seed: int = 0, context_tokens: int = 4096, is_tied: bool = False) -> Path:
     """Write a Qwen3-MoE-style model of random float32 weights with the tiny tokenizer; returns the folder.
 
     Two layers of eight experts, two of them per token; weights wide enough that the routing of tokens differs.
-    The output head is not tied to the embeddings, since SGLang's Qwen3-MoE leaves a tied one uninitialised.
+    The output head is not tied to the embeddings by default, since SGLang's Qwen3-MoE leaves a tied one uninitialised.
     """
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -37,7 +37,7 @@ def make_tiny_moe_model(folder: Path, seed: int = 0, context_tokens: int = 4096)
         norm_topk_prob=True,
         max_position_embeddings=context_tokens,
         initializer_range=0.08,
-        tie_word_embeddings=False,
+        tie_word_embeddings=is_tied,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),

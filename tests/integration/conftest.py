@@ -25,7 +25,9 @@ ENGINES = {
     "moe_engine": "moe",
     "lora_engine": "lora",
     "sharded_engine": "sharded",
+    "tied_engine": "tied",
     "expendable": "dense",
+    "expendable_shards": "sharded",
 }
 EMBEDDED_ONLY = {"embedded", "exact_server"}
 SGLANG_ONLY = {"sharded_engine", "sglang"}
@@ -75,6 +77,12 @@ def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny mixture of experts whose output head is that of its embeddings; read only."""
+    return make_tiny_moe_model(tmp_path_factory.mktemp("tied-model") / "model", is_tied=True)
+
+
+@pytest.fixture(scope="session")
 def other_moe_model(moe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same mixture of experts with other weights; read only."""
     return copy_model(moe_model, tmp_path_factory.mktemp("other-moe-model") / "model", seed=1)
@@ -92,10 +100,15 @@ def pool(
     other_model: Path,
     moe_model: Path,
     other_moe_model: Path,
+    tied_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[EnginePool]:
     """The engines of the chosen server, started as they are asked for."""
-    models = {"dense": (engine_model, other_model), "moe": (moe_model, other_moe_model)}
+    models = {
+        "dense": (engine_model, other_model),
+        "moe": (moe_model, other_moe_model),
+        "tied": (tied_model, tied_model),
+    }
     logs = tmp_path_factory.mktemp("engine-logs")
     with make_pool(request.config.getoption("--engine-server"), models, logs) as pool:
         yield pool
@@ -133,6 +146,22 @@ async def sharded_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
     """A server whose model is spread over two processes."""
     async with EngineCalls.of(pool.get("sharded")) as calls:
         yield calls
+
+
+@pytest.fixture
+async def tied_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """A server of a mixture of experts whose output head is that of its embeddings."""
+    async with EngineCalls.of(pool.get("tied")) as calls:
+        yield calls
+
+
+@pytest.fixture
+async def expendable_shards(pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """A server spread over two processes where it can be, for one test, which may end it."""
+    with pool.expendable("sharded") as server:
+        calls = EngineCalls(server)
+        yield calls
+        await calls.http.aclose()
 
 
 @pytest.fixture

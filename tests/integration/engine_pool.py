@@ -43,12 +43,12 @@ class EnginePool:
         return self._running[kind]
 
     @contextmanager
-    def expendable(self) -> Iterator[EngineServer]:
-        """An engine of the dense model that may die; others end for it where only one runs at once."""
+    def expendable(self, kind: str = "dense") -> Iterator[EngineServer]:
+        """An engine of a kind that may die; others end for it where only one runs at once."""
         if self._num_at_once == 1:
             self.close()
-        model, other = self._models["dense"]
-        with suppress(ServerDiedError), self._start("dense", model, self._logs / "expendable.log") as url:
+        model, other = self._models.get(kind, self._models["dense"])
+        with suppress(ServerDiedError), self._start(kind, model, self._logs / f"expendable-{kind}.log") as url:
             yield EngineServer(url, model, other, self._traits)
 
     def close(self) -> None:

@@ -30,6 +30,8 @@ class ServerTraits:
     refuses_adapters_that_do_not_fit: bool
     stages_weights: bool
     serves_half_updates: bool
+    serves_tied_experts: bool
+    wants_a_payload_for_each_shard: bool
 
 
 EMBEDDED = ServerTraits(
@@ -54,6 +56,8 @@ EMBEDDED = ServerTraits(
     refuses_adapters_that_do_not_fit=True,
     stages_weights=True,
     serves_half_updates=False,
+    serves_tied_experts=True,
+    wants_a_payload_for_each_shard=False,
 )
 SGLANG = ServerTraits(
     reports_kv_versions=False,
@@ -77,4 +81,6 @@ SGLANG = ServerTraits(
     refuses_adapters_that_do_not_fit=False,
     stages_weights=False,
     serves_half_updates=True,
+    serves_tied_experts=False,
+    wants_a_payload_for_each_shard=True,
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -33,6 +34,22 @@ async def test_a_generation_carries_the_replay_contract(engine: EngineCalls, ref
     assert generation.finish in (FinishReason.STOP, FinishReason.LENGTH)
     assert generation.kept_tokens is None
     await client.close()
+
+
+async def test_a_tied_head_of_a_mixture_of_experts_is_served_or_the_answers_show_that_it_is_not(
+    tied_engine: EngineCalls, reference: Reference
+) -> None:
+    client = tied_engine.server.client()
+    gap = float("inf")
+    with suppress(EpisodeError):  # a log-probability that is no number is refused
+        generation = await client.generate(_request("tied-0001", 12))
+        expected = reference.sampled(tied_engine.server.model, PROMPT, generation.token_ids.tolist())
+        gap = float(np.abs(generation.logprobs - expected).max())
+    await client.close()
+    if tied_engine.server.traits.serves_tied_experts:
+        assert gap < 1e-3
+    else:
+        assert gap > 0.1, "no memory that happened to be there is the model's head"
 
 
 async def test_a_truncated_generation_carries_the_kept_sets_and_the_logprobs_over_them(

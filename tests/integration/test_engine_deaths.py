@@ -11,6 +11,7 @@ import httpx
 import pytest
 import torch
 from engine_server import EngineCalls, generate_body, pickled
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.long
 
@@ -63,7 +64,26 @@ async def test_malformed_input_is_refused_or_ends_the_server(
         assert (await expendable.info())["weight_version"] == "0.0"
     else:
         assert status is None
-        async with asyncio.timeout(60):
-            while await _is_up(expendable):
-                await asyncio.sleep(0.1)
+        await _wait_for_the_end(expendable)
     assert not witness.exists()
+
+
+async def test_one_payload_of_tensors_is_enough_for_a_server_without_shards_and_ends_one_with_two(
+    expendable_shards: EngineCalls,
+) -> None:
+    tensors = list(load_file(expendable_shards.server.other_model / "model.safetensors").items())
+    await expendable_shards.ok("/pause_generation", mode="abort")
+    await expendable_shards.ok("/begin_weight_update")
+    body = {"serialized_named_tensors": [pickled(tensors)], "weight_version": "0.1"}
+    status = await _status(expendable_shards, "/update_weights_from_tensor", body)
+    if expendable_shards.server.traits.wants_a_payload_for_each_shard:
+        assert status is None
+        await _wait_for_the_end(expendable_shards)
+    else:
+        assert status == 200
+
+
+async def _wait_for_the_end(engine: EngineCalls) -> None:
+    async with asyncio.timeout(60):
+        while await _is_up(engine):
+            await asyncio.sleep(0.1)

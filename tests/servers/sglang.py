@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "lora-target-modules": LORA_MODULES,
     },
     "sharded": {"tp-size": 2},
+    "tied": {},
 }  # fmt: skip
 
 
