@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentrl.journal.columns import Consumed, ConsumedWriter, read_metadata
 from agentrl.journal.consumption import Checkpoint, consumed, last_checkpoint
-from agentrl.journal.disk import sync_path
+from agentrl.journal.disk import DISK, sync_path
 from agentrl.journal.entries import Dropped, Entry, Leased
 from agentrl.journal.index import JournalIndex, with_index
 from agentrl.journal.life import build_life
@@ -59,7 +59,7 @@ def archive(folder: Path, target: Path, keep_bytes: int | None = None, index: Pa
     if not all_segments(folder):
         return Archived()
     with _writing(target):
-        target.mkdir(parents=True, exist_ok=True)
+        DISK.make_folder(target)
         for draft in target.glob(".consumed-*.parquet.new"):
             draft.unlink()
     file, episodes, incomplete = with_index(folder, index, lambda journal: _archive(journal, target))

@@ -30,11 +30,15 @@ class Call(StrEnum):
     SYNC = "sync"
     SYNC_FOLDER = "sync_folder"
     REMOVE = "remove"
+    RENAME = "rename"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call that went through. Example: ``Operation(Call.WRITE, Path("journal/w-00000001.journal"), b"...")``."""
+    """One call that went through; `data` of a rename is the new path.
+
+    Example: ``Operation(Call.WRITE, Path("journal/w-00000001.journal"), b"...")``.
+    """
 
     call: Call
     path: Path
@@ -186,6 +190,10 @@ class DiskImage:
                 self._pending_names.append((path, self._live[path], True))
             case Call.REMOVE:
                 self._pending_names.append((path, self._live.pop(path), False))
+            case Call.RENAME:
+                file, target = self._live.pop(path), Path(operation.data.decode())
+                self._live[target] = file
+                self._pending_names += [(path, file, False), (target, file, True)]
             case Call.WRITE:
                 self._file(path).pending.append(operation.data)
             case Call.SYNC:
