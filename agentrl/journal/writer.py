@@ -134,10 +134,10 @@ class JournalWriter:
         if self._batch is None or self._writing is not None:
             return
         loop = asyncio.get_running_loop()
-        if len(self._batch.entries) >= GATHER_ENTRIES:
-            loop.call_soon(self._begin)
-        elif self._due is None:
+        if self._due is None:
             self._due = loop.call_at(self._rests_until, self._begin)
+        if len(self._batch.entries) == GATHER_ENTRIES:
+            loop.call_soon(self._begin)
 
     def _begin(self) -> None:
         """Give the pending batch to a thread. No task waits for it, since a loop that ends would cancel that."""
@@ -170,7 +170,8 @@ class JournalWriter:
             batch.done.set_result(None)
         # Those that waited append what comes next first, so that the next sync serves them too.
         loop = asyncio.get_running_loop()
-        self._rests_until = loop.time() + GATHER_S
+        is_full = self._batch is not None and len(self._batch.entries) >= GATHER_ENTRIES
+        self._rests_until = loop.time() + (0.0 if is_full else GATHER_S)
         loop.call_soon(self._schedule)
 
     def _give_up(self, batch: _Batch) -> None:
