@@ -1,7 +1,7 @@
 """Whole weights on their way from a sharded policy to a file, one parameter at a time.
 
 All ranks gather a parameter before rank 0 writes it, and the next is gathered while one is written. So no rank holds
-more than `MOST_AT_ONCE` whole parameters, however large the model is.
+more than `MOST_AT_ONCE` whole parameters, and copies of one while it is merged or digested, however large the model is.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def configuration(folder: Path, work: Workload, kind: str, number: int) -> RunCo
         "policies.main.trainer.optimizer.learning_rate=1e-12",
         "evaluation.interval_steps=0",
         "evaluation.final_tasks=0",
-        f"checkpoint.interval_steps={work.steps // 2}",
+        f"checkpoint.interval_steps={max(1, work.steps // 2)}",
     ]
     return load_run_config(work.recipe, overrides)
 
