@@ -7,6 +7,7 @@ The conformance tests are those that use `engine` or one of its kind. They run a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -158,16 +159,20 @@ async def tied_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
 @pytest.fixture
 async def expendable_shards(pool: EnginePool) -> AsyncIterator[EngineCalls]:
     """A server spread over two processes where it can be, for one test, which may end it."""
-    with pool.expendable("sharded") as server:
-        calls = EngineCalls(server)
+    async with _calls_to_an_expendable(pool, "sharded") as calls:
         yield calls
-        await calls.http.aclose()
 
 
 @pytest.fixture
 async def expendable(pool: EnginePool) -> AsyncIterator[EngineCalls]:
     """A server for one test, which may end it."""
-    with pool.expendable() as server:
+    async with _calls_to_an_expendable(pool, "dense") as calls:
+        yield calls
+
+
+@asynccontextmanager
+async def _calls_to_an_expendable(pool: EnginePool, kind: str) -> AsyncIterator[EngineCalls]:
+    with pool.expendable(kind) as server:
         calls = EngineCalls(server)
         yield calls
         await calls.http.aclose()

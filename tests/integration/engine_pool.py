@@ -43,7 +43,7 @@ class EnginePool:
         return self._running[kind]
 
     @contextmanager
-    def expendable(self, kind: str = "dense") -> Iterator[EngineServer]:
+    def expendable(self, kind: str) -> Iterator[EngineServer]:
         """An engine of a kind that may die; others end for it where only one runs at once."""
         if self._num_at_once == 1:
             self.close()
