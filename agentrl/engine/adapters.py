@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from agentrl.engine.adapter_reader import AdapterReader
+from agentrl.engine.adapter_loader import AdapterLoader
 from agentrl.engine.lora import NO_ADAPTER, LoraStack, PlacedAdapter
 from agentrl.engine.peft import parse_adapter
 from agentrl.engine.request import BadRequestError
@@ -43,7 +41,7 @@ class AdapterService:
         self._lora = lora
         self._scheduler = scheduler
         self._max_rank = max_rank
-        self._reader = AdapterReader()
+        self._loader = AdapterLoader(lora, max_rank)
         self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: set[str] = set()
         self._lock = asyncio.Lock()
@@ -75,7 +73,7 @@ class AdapterService:
         with self._told_what_is_loaded():
             name, folder = _text(body, "lora_name"), _text(body, "lora_path")
             self._check_is_new(name)
-            await self._put(name, folder, lambda: self._reader.read(Path(folder)))
+            await self._put(name, folder, lambda serial: self._loader.load(serial, Path(folder)))
         return self._answer()
 
     async def _load_from_tensors(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +85,12 @@ class AdapterService:
                 raise BadRequestError(f"load_format {body['load_format']!r} is not served for adapters; use null")
             self._check_is_new(name)
             payload = payloads[0]
-            await self._put(name, _FROM_TENSORS, lambda: (body.get("config_dict"), load_named_tensors(payload)))
+
+            def place(serial: int) -> PlacedAdapter:
+                tensors = load_named_tensors(payload)
+                return self._lora.place(serial, parse_adapter(body.get("config_dict"), tensors, self._max_rank))
+
+            await self._put(name, _FROM_TENSORS, place)
         return self._answer()
 
     async def _unload(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -105,16 +108,12 @@ class AdapterService:
             self._lora.remove(serial)
         return self._answer()
 
-    async def _put(self, name: str, source: str, read: Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]) -> None:
+    async def _put(self, name: str, source: str, place: Callable[[int], PlacedAdapter]) -> None:
         """Read and write aside in a thread, so that steps go on, then serve."""
         serial = next(self._serials)
-
-        def place() -> PlacedAdapter:
-            return self._lora.place(serial, parse_adapter(*read(), self._max_rank))
-
         async with self._lock:
             self._check_is_new(name)
-            self._lora.put(await run_in_thread(f"load-{name}", place))
+            self._lora.put(await run_in_thread(f"load-{name}", lambda: place(serial)))
             self._loaded[name] = LoadedAdapter(serial, source)
 
     def _check_is_new(self, name: str) -> None:

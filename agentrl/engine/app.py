@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -55,11 +55,18 @@ def build_app(options: EngineOptions) -> FastAPI:
 
         app.add_api_route(path, control, methods=["POST"])
 
+    def add_view(path: str, view: Callable[[], dict[str, Any]]) -> None:
+        # A coroutine, since the framework runs functions in threads, which wait for the interpreter beside a step.
+        async def answer() -> Response:
+            return _json(view())
+
+        app.add_api_route(path, answer, methods=["GET"])
+
     for path, handler in server.control_routes().items():
         add_control(path, handler)
-    app.add_api_route("/model_info", lambda: server.model_info(), methods=["GET"])
-    app.add_api_route("/health", lambda: {"status": "ok"}, methods=["GET"])
-    app.add_api_route("/v1/models", lambda: server.models(), methods=["GET"])
+    add_view("/model_info", server.model_info)
+    add_view("/health", lambda: {"status": "ok"})
+    add_view("/v1/models", server.models)
     return app
 
 

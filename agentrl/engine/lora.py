@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,67 +11,26 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from agentrl.engine.peft import LoraPair, LoraPairs
+from agentrl.engine.lora_room import LoraLayout, LoraMatrices, LoraRoom
+from agentrl.engine.peft import LoraAdapter
 from agentrl.engine.request import BadRequestError
 
 NO_ADAPTER = 0
+# None, the newest, the one before that generations still use, and one that is loading: what a run has at a time.
+_FIRST_PLACES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Stack:
-    """Matrices of one module, by place: A [N + 1, R, in] and B [N + 1, out, R], padded with zeros.
+class FreePlace:
+    """A place that no request reads."""
 
-    `rows` are views of both at each place.
-    """
-
-    a_NRI: torch.Tensor
-    b_NOR: torch.Tensor
-    rows: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
-    @classmethod
-    def empty(cls, linear: torch.nn.Linear, num_places: int, rank: int) -> _Stack:
-        a_NRI = linear.weight.new_zeros(num_places, rank, linear.in_features)
-        b_NOR = linear.weight.new_zeros(num_places, linear.out_features, rank)
-        return cls(a_NRI, b_NOR, tuple(zip(a_NRI.unbind(), b_NOR.unbind(), strict=True)))
+    place: int
+    room: LoraRoom
 
     @property
-    def rank(self) -> int:
-        return self.a_NRI.shape[1]
-
-    def grown(self, linear: torch.nn.Linear, num_places: int, rank: int) -> _Stack:
-        """A larger one with the same contents."""
-        larger = _Stack.empty(linear, num_places, rank)
-        larger.a_NRI[: len(self.a_NRI), : self.rank] = self.a_NRI
-        larger.b_NOR[: len(self.b_NOR), :, : self.rank] = self.b_NOR
-        return larger
-
-
-@dataclass(slots=True)
-class _Writes:
-    """Matrices to be written, all in one call of the tensor library.
-
-    Each call of its gives the interpreter away and has to wait for it again: hundreds of small ones beside a thread
-    that draws tokens slow both down.
-    """
-
-    targets: list[torch.Tensor] = field(default_factory=list)
-    sources: list[torch.Tensor] = field(default_factory=list)
-    zeroed: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, stack: _Stack, place: int, pair: LoraPair | None) -> None:
-        a_RI, b_OR = stack.rows[place]
-        rank = 0 if pair is None else pair.a_RI.shape[0]
-        if rank < stack.rank:
-            self.zeroed += (a_RI, b_OR)
-            a_RI, b_OR = a_RI[:rank], b_OR[:, :rank]
-        if pair is not None:
-            self.targets += (a_RI, b_OR)
-            self.sources += (pair.a_RI, pair.b_OR)
-
-    def carry_out(self) -> None:
-        if self.zeroed:
-            torch._foreach_zero_(self.zeroed)
-        torch._foreach_copy_(self.targets, self.sources)
+    def memory_E(self) -> torch.Tensor:
+        """What to fill."""
+        return self.room.memory_NE[self.place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +39,8 @@ class PlacedAdapter:
 
     serial: int
     place: int
-    stacks: dict[str, _Stack]
-    free: list[int]
+    room: LoraRoom
+    free: tuple[int, ...]
 
 
 class LoraStack:
@@ -103,54 +63,53 @@ class LoraStack:
             if isinstance(module, torch.nn.Linear) and name.startswith(inside)
         }
         self._places: dict[int, int] = {}
-        self._free: list[int] = []
-        self._stacks: dict[str, _Stack] = {}
+        self._free: tuple[int, ...] = ()
+        self._room: LoraRoom | None = None
+        self._matrices: Mapping[str, LoraMatrices] = {}
         self._hooks: dict[str, RemovableHandle] = {}
         self._num_rows = 0
         self._selected: int | torch.Tensor | None = None
 
-    def place(self, serial: int, pairs: LoraPairs) -> PlacedAdapter:
+    def place(self, serial: int, adapter: LoraAdapter) -> PlacedAdapter:
         """Write an adapter beside those that are served; one call at a time.
 
         Raises:
             BadRequestError: it changes what is no linear module of the model, or does not fit it; nothing changes.
         """
-        self._check(pairs)
-        free = list(self._free)
-        num_places = 1 + len(self._places) + len(free)
-        if not free:
-            free = list(range(num_places, 2 * num_places))
-            num_places = 2 * num_places
-        place = free.pop(0)
-        rank = max([pair.a_RI.shape[0] for pair in pairs.values()] + [stack.rank for stack in self._stacks.values()])
-        stacks, writes = {}, _Writes()
-        for name in self._stacks.keys() | pairs.keys():
-            linear, stack = self._linears[name], self._stacks.get(name)
-            if stack is None:
-                stack = _Stack.empty(linear, num_places, rank)
-            elif stack.rank < rank or len(stack.a_NRI) < num_places:
-                stack = stack.grown(linear, num_places, rank)
-            writes.add(stack, place, pairs.get(name))
-            stacks[name] = stack
-        writes.carry_out()
-        return PlacedAdapter(serial, place, stacks, free)
+        self._check(adapter)
+        room, free = self._room_for(adapter)
+        room.write(free[0], adapter)
+        return PlacedAdapter(serial, free[0], room, free[1:])
+
+    def free_place(self, layout: LoraLayout) -> FreePlace | None:
+        """Where an adapter of that layout may be put as it is; None if it has to be copied matrix by matrix."""
+        room = self._room
+        if room is None or not self._free or layout != room.layout or room.memory_NE.device.type != "cpu":
+            return None
+        return FreePlace(self._free[0], room)
+
+    def place_filled(self, serial: int, free: FreePlace, scale: float) -> PlacedAdapter:
+        """An adapter that was put into a free place with its changes still to be scaled."""
+        free.room.scale(free.place, scale)
+        return PlacedAdapter(serial, free.place, free.room, self._free[1:])
 
     def put(self, placed: PlacedAdapter) -> None:
         """Serve an adapter from the next step on."""
         self._places[placed.serial] = placed.place
-        self._stacks, self._free = placed.stacks, placed.free
+        self._room, self._free = placed.room, placed.free
         self._selected = None
-        for name in self._stacks.keys() - self._hooks.keys():
+        for name in placed.room.matrices.keys() - self._hooks.keys():
             self._hooks[name] = self._linears[name].register_forward_hook(self._adder(name))
+        self._matrices = placed.room.matrices
 
     def remove(self, serial: int) -> None:
         """Forget an adapter that no request uses."""
-        self._free.append(self._places.pop(serial))
+        self._free += (self._places.pop(serial),)
         self._selected = None
         if not self._places:
             for hook in self._hooks.values():
                 hook.remove()
-            self._hooks, self._stacks, self._free = {}, {}, []
+            self._hooks, self._matrices, self._room, self._free = {}, {}, None, ()
 
     def select(self, serials: np.ndarray) -> None:
         """Choose the adapter of each row [B] of the next pass; serials that are gone count as none."""
@@ -165,11 +124,31 @@ class LoraStack:
         self._selected = int(places[0]) if is_uniform else torch.from_numpy(places).to(self._device)
 
     @property
+    def _dtype(self) -> torch.dtype:
+        return next(iter(self._linears.values())).weight.dtype
+
+    @property
     def _device(self) -> torch.device:
         return next(iter(self._linears.values())).weight.device
 
-    def _check(self, pairs: LoraPairs) -> None:
-        for name, pair in pairs.items():
+    def _room_for(self, adapter: LoraAdapter) -> tuple[LoraRoom, tuple[int, ...]]:
+        """A room that the adapter fits in, the one there is or a larger copy, and its free places."""
+        room, wanted = self._room, _layout_for(adapter, self._dtype)
+        if room is None:
+            return LoraRoom(self._linears, wanted, _FIRST_PLACES), tuple(range(1, _FIRST_PLACES))
+        layout = room.layout
+        fits = wanted.rank <= layout.rank and set(wanted.modules) <= set(layout.modules)
+        if fits and self._free:
+            return room, self._free
+        free, num_places = self._free, room.num_places
+        if not free:
+            free, num_places = tuple(range(num_places, 2 * num_places)), 2 * num_places
+        larger = LoraRoom(self._linears, layout if fits else wanted.covering(layout), num_places)
+        larger.take_in(room)
+        return larger, free
+
+    def _check(self, adapter: LoraAdapter) -> None:
+        for name, pair in adapter.pairs.items():
             if name not in self._linears:
                 raise BadRequestError(f"the model has no linear module {name} inside its layers")
             expected = (self._linears[name].out_features, self._linears[name].in_features)
@@ -183,9 +162,15 @@ class LoraStack:
         def add(_module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             if self._selected is None:
                 return output
-            stack = self._stacks[name]
+            matrices = self._matrices[name]
             input_BTI = args[0].reshape(self._num_rows, -1, args[0].shape[-1])
-            change_BTO = input_BTI @ stack.a_NRI[self._selected].mT @ stack.b_NOR[self._selected].mT
+            change_BTO = input_BTI @ matrices.a_NRI[self._selected].mT @ matrices.b_NOR[self._selected].mT
             return output + change_BTO.reshape(output.shape)
 
         return add
+
+
+def _layout_for(adapter: LoraAdapter, dtype: torch.dtype) -> LoraLayout:
+    """What a room needs for an adapter."""
+    ranks = [pair.a_RI.shape[0] for pair in adapter.pairs.values()]
+    return LoraLayout(tuple(adapter.pairs), max(ranks), dtype)

@@ -26,7 +26,7 @@ _PLAIN = {
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """What an adapter adds to one linear module: ``x @ A.T @ B.T``, B scaled already.
+    """What an adapter adds to one linear module: ``scale * x @ A.T @ B.T``.
 
     Example: rank 8 on a projection from 64 to 32 features has A [8, 64] and B [32, 8].
     """
@@ -35,11 +35,16 @@ class LoraPair:
     b_OR: torch.Tensor
 
 
-LoraPairs = Mapping[str, LoraPair]
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """Matrices by module name, and the factor of every change."""
+
+    pairs: Mapping[str, LoraPair]
+    scale: float = 1.0
 
 
-def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: int) -> dict[str, LoraPair]:
-    """Matrices by module name; the tensors become part of them, B scaled in place.
+def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: int) -> LoraAdapter:
+    """An adapter as PEFT stores it; the tensors become part of it.
 
     Raises:
         BadRequestError: not plain LoRA, a rank above `max_rank`, a tensor of another kind, half a pair, or none.
@@ -61,8 +66,7 @@ def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: in
         if (pair["A"].shape[0], pair["B"].shape[1]) != (rank, rank):
             shapes = f"{tuple(pair['A'].shape)} and {tuple(pair['B'].shape)}"
             raise BadRequestError(f"the adapter's matrices of {module} have shapes {shapes}, not those of rank {rank}")
-    torch._foreach_mul_([pair["B"] for pair in sides.values()], scale)
-    return {module: LoraPair(pair["A"], pair["B"]) for module, pair in sides.items()}
+    return LoraAdapter({module: LoraPair(pair["A"], pair["B"]) for module, pair in sides.items()}, scale)
 
 
 def _rank_and_scale(config: Any, max_rank: int) -> tuple[int, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from agentrl.engine.zeros import lazy_zeros
+
 _GROWTH_TOKENS = 128
 
 
@@ -21,8 +23,8 @@ class KVCache:
     ) -> None:
         shape = (num_slots, num_heads, _GROWTH_TOKENS, head_dim)
         self._num_written = 0
-        self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.keys = [lazy_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.values = [lazy_zeros(shape, dtype, device) for _ in range(num_layers)]
 
     @property
     def capacity(self) -> int:
@@ -41,7 +43,7 @@ class KVCache:
         for columns in (self.keys, self.values):
             for layer, tensor in enumerate(columns):
                 num_slots, num_heads, _, head_dim = tensor.shape
-                grown = _zeros((num_slots, num_heads, capacity + extra, head_dim), tensor.dtype, str(tensor.device))
+                grown = lazy_zeros((num_slots, num_heads, capacity + extra, head_dim), tensor.dtype, str(tensor.device))
                 grown[:written, :, :capacity] = tensor[:written]
                 columns[layer] = grown
 
@@ -71,13 +73,6 @@ class KVCache:
             for tensor in columns:
                 tensor[target, :, :num_tokens] = tensor[source, :, :num_tokens]
         self._num_written = max(self._num_written, target + 1)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Zeros; on a CPU the kernel makes them when they are first written, which `torch.zeros` does at once."""
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
 
 
 class SlotTable:

@@ -7,8 +7,10 @@ Figures: `transports`, each with `gap_s`, from the pause to the end of the resum
 over that of a bare gloo broadcast of the same bytes between two processes, both beside the same load, and
 `broadcast_over_gloo_idle`, both without any;
 `lora_extra_bytes_fraction`, the bytes that a LoRA publication sends beside the adapter's tensors, as a fraction of
-these; `lora_token_gap_ratio`, the mean time between two tokens of a bystander while adapters load, over that
-between such loads, and `lora_p95_gap_ratio`, of the 95th percentiles;
+these; `lora_token_gap_ratio`, the mean time between two tokens of a bystander while adapters load, over that of as many
+tokens behind each load (`lora_loads` loads; `lora_token_gap_low` and `_high` its 95 % interval),
+`lora_token_gap_control`, the same of two windows without a load, and `lora_first_gap_ratio`, of the loads before those,
+which make room;
 `in_place_pause_ms`, by how much the longest time between two tokens that spans a swap in place (median of several)
 exceeds `decode_step_ms`, the median time between two tokens; `in_place_call_ms`, the call that swaps, which waits for
 the step under way.
@@ -57,6 +59,8 @@ from tests.benchmarks.publish_load import (
     CHANGED_FRACTION,
     FIRST,
     LOAD_S,
+    gap_ratio,
+    gap_ratio_interval,
     load,
     make_weights,
     no_load,
@@ -69,6 +73,8 @@ from tests.integration.lora_adapters import make_adapter
 Surroundings = Callable[[str], AbstractAsyncContextManager[None]]
 PUBLICATIONS = 4
 RANK = 16
+FIRST_LOADS = 2
+LOADS = 60
 
 
 class Bench:
@@ -152,43 +158,45 @@ async def _bare_gloo_s(folder: Path, logs: Path) -> float:
 
 
 async def measure_adapter(bench: Bench, model: Path, folder: Path) -> dict[str, float]:
-    """A bystander's gaps between two tokens while adapters load, against as many before."""
+    """A bystander's gaps between two tokens while adapters load, against as many behind each load, and as many again.
+
+    The first loads, which make room for adapters, do not count.
+    """
     adapter = make_adapter(model, folder / "lora", seed=1, rank=RANK).folder
     shutil.rmtree(folder / "lora" / "merged")
     tensors = load_file(adapter / "adapter_model.safetensors")
     tensor_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     sent_bytes = sum(file.stat().st_size for file in adapter.iterdir())
-    manifests = [WeightsManifest("main", PolicyVersion(1, n), str(adapter), {}, 0, kind="adapter") for n in range(16)]
+    versions = [PolicyVersion(1, number) for number in range(FIRST_LOADS + LOADS)]
+    manifests = [WeightsManifest("main", version, str(adapter), {}, 0, kind="adapter") for version in versions]
     publisher = StagedPublisher(Fleet([bench.client], FIRST), AdapterTransport(), PublishConfig(), manifests[0])
     gaps: list[float] = []
     bystander = asyncio.create_task(token_gaps(bench.client.url, gaps))
     await until_tokens(gaps, 10)
-    during: list[float] = []
-    alone: list[float] = []
-    receipts = []
+    receipts, windows = [], []
     for manifest in manifests:
         seen = len(gaps)
         receipts += await publisher.publish(manifest)
         await until_tokens(gaps, len(gaps) + 1)
-        during += gaps[seen:]
-        seen, count = len(gaps), len(gaps) - seen
-        await until_tokens(gaps, seen + count)
-        alone += gaps[seen:]
+        length = len(gaps) - seen
+        await until_tokens(gaps, seen + 3 * length)
+        windows.append([gaps[seen + part * length : seen + (part + 1) * length] for part in range(3)])
     bystander.cancel()
     await publisher.close()
+    during, behind, later = zip(*windows[FIRST_LOADS:], strict=True)
+    low, high = gap_ratio_interval(during, behind)
     return {
         "gap_s": statistics.mean(receipt.gap_s for receipt in receipts),
-        "seconds": round(statistics.mean(receipt.seconds for receipt in receipts), 3),
+        "seconds": round(statistics.mean(receipt.seconds for receipt in receipts[FIRST_LOADS:]), 3),
         "lora_extra_bytes_fraction": (sent_bytes - tensor_bytes) / tensor_bytes,
-        "lora_token_gap_ms": 1000 * statistics.mean(during),
-        "token_gap_ms": 1000 * statistics.mean(alone),
-        "lora_token_gap_ratio": statistics.mean(during) / statistics.mean(alone),
-        "lora_p95_gap_ratio": _p95(during) / _p95(alone),
+        "lora_token_gap_ratio": gap_ratio(during, behind),
+        "lora_token_gap_low": low,
+        "lora_token_gap_high": high,
+        "lora_token_gap_control": gap_ratio(later, behind),
+        "lora_first_gap_ratio": gap_ratio(*list(zip(*windows[:FIRST_LOADS], strict=True))[:2]),
+        "token_gap_ms": 1000 * statistics.mean(gap for window in behind for gap in window),
+        "lora_loads": LOADS,
     }
-
-
-def _p95(gaps: list[float]) -> float:
-    return statistics.quantiles(gaps, n=20)[-1]
 
 
 class _TimedDisk(DiskTransport):

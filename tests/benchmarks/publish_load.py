@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
+import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -59,6 +62,23 @@ async def until_tokens(gaps: list[float], count: int) -> None:
     async with asyncio.timeout(LOAD_S):
         while len(gaps) < count:
             await asyncio.sleep(0.01)
+
+
+Windows = Sequence[Sequence[float]]
+
+
+def gap_ratio(during: Windows, alone: Windows) -> float:
+    """The mean gap in some windows over that in others."""
+    return statistics.mean(itertools.chain(*during)) / statistics.mean(itertools.chain(*alone))
+
+
+def gap_ratio_interval(during: Windows, alone: Windows) -> tuple[float, float]:
+    """The 95 % interval of `gap_ratio`, bootstrapped over pairs of windows of equal lengths."""
+    sums = np.array([[sum(window), sum(other)] for window, other in zip(during, alone, strict=True)])
+    drawn = np.random.default_rng(0).integers(len(sums), size=(10_000, len(sums)))
+    totals = sums[drawn].sum(axis=1)
+    low, high = np.quantile(totals[:, 0] / totals[:, 1], (0.025, 0.975))
+    return float(low), float(high)
 
 
 def make_weights(model: Path, folder: Path) -> tuple[WeightsManifest, WeightsManifest]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentrl.engine.lora import LoraStack
 from agentrl.engine.model import ServedModel, load_network
 from agentrl.engine.options import EngineOptions
-from agentrl.engine.peft import LoraPair
+from agentrl.engine.peft import LoraAdapter, LoraPair
 from agentrl.engine.request import BadRequestError, DrawParams, Request
 from agentrl.engine.scheduler import PauseMode, Scheduler
 
@@ -20,17 +20,17 @@ SHAPES = {UP: (64, 32), Q: (32, 32)}
 PROMPT = [20, 31, 42, 53, 64, 75, 86, 97, 108, 119]
 
 
-def _pairs(seed: int, rank: int, *modules: str) -> dict[str, LoraPair]:
+def _adapter(seed: int, rank: int, *modules: str, scale: float = 1.0) -> LoraAdapter:
     generator = torch.Generator().manual_seed(seed)
 
     def pair(out_features: int, in_features: int) -> LoraPair:
         a = torch.randn(rank, in_features, generator=generator) * 0.3
         return LoraPair(a, torch.randn(out_features, rank, generator=generator) * 0.3)
 
-    return {module: pair(*SHAPES[module]) for module in modules}
+    return LoraAdapter({module: pair(*SHAPES[module]) for module in modules}, scale)
 
 
-ADAPTERS = {3: _pairs(3, 2, UP, Q), 5: _pairs(5, 4, UP), 8: _pairs(8, 1, Q)}
+ADAPTERS = {3: _adapter(3, 2, UP, Q), 5: _adapter(5, 4, UP, scale=0.5), 8: _adapter(8, 1, Q)}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def network(tiny_model: Path) -> torch.nn.Module:
 @pytest.fixture(scope="module")
 def stack(network: torch.nn.Module) -> LoraStack:
     stack = LoraStack(network)
-    for serial, pairs in ADAPTERS.items():
-        stack.put(stack.place(serial, pairs))
+    for serial, adapter in ADAPTERS.items():
+        stack.put(stack.place(serial, adapter))
     return stack
 
 
@@ -57,8 +57,9 @@ def test_each_row_gets_its_own_adapters_change(
         input_BTI = torch.randn(len(serials), 3, in_features)
         output_BTO = linear(input_BTI.flatten(0, 1) if is_flat else input_BTI).reshape(len(serials), 3, -1)
         for row, serial in enumerate(serials):
-            pair = ADAPTERS.get(serial, {}).get(name)
-            weight = linear.weight if pair is None else linear.weight + pair.b_OR @ pair.a_RI
+            adapter = ADAPTERS.get(serial, LoraAdapter({}))
+            pair = adapter.pairs.get(name)
+            weight = linear.weight if pair is None else linear.weight + adapter.scale * pair.b_OR @ pair.a_RI
             assert torch.allclose(output_BTO[row], input_BTI[row] @ weight.T, atol=1e-4)
 
 
@@ -97,7 +98,7 @@ def test_an_adapter_takes_the_place_of_one_that_left_and_nothing_of_it(tiny_mode
     for serial in (1, 2, 3):
         stack.put(stack.place(serial, ADAPTERS[5] if serial == 1 else ADAPTERS[8]))
     stack.remove(2)
-    placed = stack.place(4, {UP: ADAPTERS[5][UP]})
+    placed = stack.place(4, ADAPTERS[5])
     assert placed.place == 2
     stack.put(placed)
     stack.select(np.asarray([4, 3]))
@@ -122,15 +123,15 @@ def test_an_adapter_that_does_not_fit_changes_nothing(
     network = load_network(tiny_model, torch.float32, "cpu")
     stack = LoraStack(network)
     with pytest.raises(BadRequestError, match=reason):
-        stack.place(1, {**ADAPTERS[8], **pairs})
+        stack.place(1, LoraAdapter({**ADAPTERS[8].pairs, **pairs}))
     assert not any(module._forward_hooks for module in network.modules())
 
 
 @pytest.fixture(scope="module")
 def model(tiny_model: Path) -> ServedModel:
     model = ServedModel(EngineOptions(model=tiny_model, port=1, max_running_requests=4))
-    for serial, pairs in ADAPTERS.items():
-        model.lora.put(model.lora.place(serial, pairs))
+    for serial, adapter in ADAPTERS.items():
+        model.lora.put(model.lora.place(serial, adapter))
     return model
 
 

@@ -1,0 +1,21 @@
+"""Memory that is zero and costs nothing before it is written."""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros; on a CPU the kernel makes them when they are first written, which `torch.zeros` does at once.
+
+    The memory comes from the kernel itself. What the C library gives is fresh only above a limit that moves with what
+    was freed before, so the same call may take microseconds or, for a KV cache that grows, a second.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device != "cpu" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.engine.adapter_loader import AdapterLoader
+from agentrl.engine.adapter_reader import AdapterFile
+from agentrl.engine.lora import LoraStack
+from agentrl.engine.model import load_network
+from agentrl.engine.request import BadRequestError
+from tests.integration.lora_adapters import MadeAdapter, make_adapter
+
+MODULE = "model.layers.0.mlp.up_proj"
+
+
+class Served:
+    """A network, what brings adapters to it, and what one module makes of a row under each serial."""
+
+    def __init__(self, model: Path, max_rank: int = 8, dtype: torch.dtype = torch.float32) -> None:
+        self.network = load_network(model, dtype, "cpu")
+        self.stack = LoraStack(self.network)
+        self.loader = AdapterLoader(self.stack, max_rank)
+        self._input_BI = torch.randn(1, 32, dtype=dtype, generator=torch.Generator().manual_seed(5))
+
+    def load(self, serial: int, folder: Path) -> None:
+        self.stack.put(self.loader.load(serial, folder))
+
+    def change(self, serial: int) -> torch.Tensor:
+        linear = self.network.get_submodule(MODULE)
+        outputs = []
+        for selected in (0, serial):
+            self.stack.select(np.asarray([selected]))
+            outputs.append(linear(self._input_BI))
+        return outputs[1] - outputs[0]
+
+    def expected(self, adapter: MadeAdapter) -> torch.Tensor:
+        a_RI, b_OR = (adapter.tensors[f"base_model.model.{MODULE}.lora_{side}.weight"] for side in "AB")
+        scale = adapter.config["lora_alpha"] / adapter.config["r"]
+        return scale * self._input_BI @ a_RI.to(self._input_BI.dtype).mT @ b_OR.to(self._input_BI.dtype).mT
+
+
+@pytest.fixture
+def read_apart(monkeypatch: pytest.MonkeyPatch) -> list[AdapterFile]:
+    """The files that were not read straight to where they are served from."""
+    files: list[AdapterFile] = []
+    tensors = AdapterFile.tensors
+
+    def noted(file: AdapterFile) -> dict[str, torch.Tensor]:
+        files.append(file)
+        return tensors(file)
+
+    monkeypatch.setattr(AdapterFile, "tensors", noted)
+    return files
+
+
+def _versions(model: Path, folder: Path, count: int, **settings: object) -> list[MadeAdapter]:
+    return [make_adapter(model, folder / f"v{seed}", seed, **settings) for seed in range(1, count + 1)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("alpha", [4.0, 8.0])
+def test_later_versions_are_read_to_where_they_are_served(
+    tiny_model: Path, tmp_path: Path, read_apart: list[AdapterFile], alpha: float
+) -> None:
+    served, versions = Served(tiny_model), _versions(tiny_model, tmp_path, 6, alpha=alpha)
+    for serial, version in enumerate(versions, 1):
+        served.load(serial, version.folder)
+        if serial > 2:
+            served.stack.remove(serial - 2)
+        for living in {max(1, serial - 1), serial}:
+            assert torch.allclose(served.change(living), served.expected(versions[living - 1]), atol=1e-4)
+    assert len(read_apart) == 1
+
+
+def test_more_adapters_than_there_is_room_for_make_more(
+    tiny_model: Path, tmp_path: Path, read_apart: list[AdapterFile]
+) -> None:
+    served, versions = Served(tiny_model), _versions(tiny_model, tmp_path, 6)
+    for serial, version in enumerate(versions, 1):
+        served.load(serial, version.folder)
+    for serial, version in enumerate(versions, 1):
+        assert torch.allclose(served.change(serial), served.expected(version), atol=1e-4)
+    assert len(read_apart) == 2
+
+
+@pytest.mark.parametrize("settings", [{"rank": 2}, {"rank": 8}, {"modules": ("up_proj",)}, {"alpha": 2.0}])
+def test_an_adapter_of_another_kind_in_between_changes_nothing(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    served, versions = Served(tiny_model), _versions(tiny_model, tmp_path / "usual", 4)
+    versions[2] = make_adapter(tiny_model, tmp_path / "other", 9, **settings)  # type: ignore[arg-type]
+    for serial, version in enumerate(versions, 1):
+        served.load(serial, version.folder)
+    for serial, version in enumerate(versions, 1):
+        assert torch.allclose(served.change(serial), served.expected(version), atol=1e-4)
+
+
+def test_an_engine_of_another_dtype_converts_every_version(
+    tiny_model: Path, tmp_path: Path, read_apart: list[AdapterFile]
+) -> None:
+    served, versions = Served(tiny_model, dtype=torch.float64), _versions(tiny_model, tmp_path, 3)
+    for serial, version in enumerate(versions, 1):
+        served.load(serial, version.folder)
+        assert torch.allclose(served.change(serial), served.expected(version), atol=1e-9)
+    assert len(read_apart) == 3
+
+
+def test_a_file_that_is_cut_off_is_refused_and_the_next_one_is_whole(tiny_model: Path, tmp_path: Path) -> None:
+    served, versions = Served(tiny_model), _versions(tiny_model, tmp_path, 3)
+    served.load(1, versions[0].folder)
+    file = versions[1].folder / "adapter_model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadRequestError, match="cannot be read"):
+        served.loader.load(2, versions[1].folder)
+    served.load(3, versions[2].folder)
+    for serial in (1, 3):
+        assert torch.allclose(served.change(serial), served.expected(versions[serial - 1]), atol=1e-4)
