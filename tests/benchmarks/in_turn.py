@@ -1,0 +1,79 @@
+"""Two programs that have the machine in turn, a moment each, so that what else it does befalls both alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MOMENT_S = 2.0
+_POLL_S = 0.02
+
+
+@dataclass(slots=True)
+class Program:
+    """A process with its descendants, which are stopped and continued as one; `moments` are when they ran.
+
+    Example: moments from second 10 to 12 and from 14 to 16 make three active seconds up to second 15.
+    """
+
+    process: subprocess.Popen[bytes]
+    moments: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended."""
+        return self.process.poll() is not None
+
+    def active_s(self, until: float) -> float:
+        """Seconds that it has run up to a time of the clock that `time.time` reads."""
+        return sum(max(0.0, min(end, until) - start) for start, end in self.moments)
+
+    def run_for(self, moment_s: float) -> None:
+        """Let it run for a moment, or to its end."""
+        started = time.time()
+        _send(self.process.pid, signal.SIGCONT)
+        while time.time() < started + moment_s and not self.is_over:
+            time.sleep(min(_POLL_S, max(0.0, started + moment_s - time.time())))
+        _send(self.process.pid, signal.SIGSTOP)
+        self.moments.append((started, time.time()))
+
+
+def run_in_turn(programs: Sequence[Program], are_done: Callable[[], bool], moment_s: float = MOMENT_S) -> None:
+    """Give all programs moments in turn until enough was seen, then let each run to its end by itself."""
+    for program in programs:
+        _send(program.process.pid, signal.SIGSTOP)
+    while not are_done():
+        for program in programs:
+            program.run_for(moment_s)
+    for program in programs:
+        program.run_for(float("inf"))
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """Signal a process and its descendants, parents first, until none is new."""
+    seen: set[int] = set()
+    while new := _family(pid) - seen:
+        for member in sorted(new):
+            with suppress(ProcessLookupError):
+                os.kill(member, number)
+        seen |= new
+
+
+def _family(pid: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    family, found = set(), [pid]
+    while found:
+        member = found.pop()
+        family.add(member)
+        found += children.get(member, [])
+    return family
