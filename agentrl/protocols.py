@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.types.batch import Receipt, StepReport, TrainBatch, WeightsManifest
+from agentrl.types.batch import Canary, Receipt, StepReport, TrainBatch, WeightsManifest
 from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResult
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.generation import Generation, GenerationRequest
@@ -189,6 +189,9 @@ class Trainer(Protocol):
 
     async def step(self, batch: TrainBatch) -> StepReport:
         """One optimizer step."""
+
+    async def canary(self, token_ids: list[int]) -> Canary:
+        """What the current weights say of some tokens, for engines to repeat."""
 
     async def stage(self, version: PolicyVersion, folder: Path) -> WeightsManifest:
         """Write the current weights where engines can read them."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.memory import MemoryBuffer
-from agentrl.orchestration.config import RunConfig
+from agentrl.inference.config import AttachedEngineConfig
+from agentrl.orchestration.config import PolicyConfig, RunConfig
 from agentrl.orchestration.evaluation import Evaluator
 from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.local import LocalRuntime
@@ -24,9 +25,13 @@ from agentrl.rollouts.journal import NoJournal
 from agentrl.rollouts.runner import EpisodeRunner
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import WeightsManifest
+from agentrl.types.message import Message, Role
 from agentrl.types.task import Split
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
+from agentrl.weights.publisher import StagedPublisher
+
+_CANARY_TEXT = "Name three rivers of Europe, and say how much 17 and 25 are."
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +123,9 @@ async def _assemble(
             evaluator = starting.create_task(evaluation)
     if start.checkpoint is not None:
         await trainer.result().restore(start.checkpoint)
-    first = WeightsManifest(name, start.version, str(model.resolve()), {}, 0)
+    first = await _first_weights(name, model, start.version, chat, trainer.result())
     serving = build_serving(policy, engines.result(), runtime, first, run.logs)
-    if policy.trainer.lora is not None and start.checkpoint is not None:
-        adapter = replace(first, path=str((start.checkpoint / ADAPTER_FOLDER).resolve()), kind="adapter")
-        await serving.publisher.publish(adapter)
-        if evaluator is not None:
-            await evaluator.result().load(adapter)
+    await _prove_first(policy, serving.publisher, first, start, evaluator.result() if evaluator else None)
     buffer = MemoryBuffer(
         config.buffer,
         places=config.rollout.concurrency,
@@ -152,6 +153,34 @@ async def _assemble(
         observer=observer,
         journal=journal,
     )
+
+
+async def _first_weights(
+    name: str, model: Path, version: PolicyVersion, chat: ChatFormat, trainer: Trainer
+) -> WeightsManifest:
+    """What engines are to hold at the start, with what the trainer says of some words under the same weights."""
+    canary = await trainer.canary(chat.open([Message(Role.USER, _CANARY_TEXT)], []).tolist())
+    return WeightsManifest(name, version, str(model.resolve()), {}, 0, canary)
+
+
+async def _prove_first(
+    policy: PolicyConfig,
+    publisher: StagedPublisher,
+    first: WeightsManifest,
+    start: StartPoint,
+    evaluator: Evaluator | None,
+) -> None:
+    """Have the engines hold the first weights, and show that they do. Raises PublishError if none takes them."""
+    if policy.trainer.lora is not None and start.checkpoint is not None:
+        adapter = replace(first, path=str((start.checkpoint / ADAPTER_FOLDER).resolve()), kind="adapter")
+        await publisher.publish(adapter)
+        if evaluator is not None:
+            await evaluator.load(adapter)
+    elif isinstance(policy.engine, AttachedEngineConfig):
+        # Nobody knows what an earlier run, or whoever started the engine, left in it.
+        await publisher.publish(first)
+    else:
+        await publisher.prove()
 
 
 async def start_evaluator(

@@ -14,7 +14,7 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.sequence import TokenSequence
-from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
+from agentrl.types.batch import Canary, StepReport, TrainBatch, WeightsManifest
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError, TrainerError
 from agentrl.types.explanation import StepExplanation
 from agentrl.types.version import PolicyVersion
@@ -91,6 +91,10 @@ class TrainerHandle:
     async def supervised_loss(self, sequences: list[TokenSequence]) -> float:
         """Negative log-likelihood in nats. Raises TrainerError."""
         return await self._call("supervised_loss", sequences, result=float, deadline_s=self._config.deadlines.step_s)
+
+    async def canary(self, token_ids: list[int]) -> Canary:
+        """What the present weights say of some tokens, two at least. Raises TrainerError."""
+        return await self._call("canary", token_ids, result=Canary, deadline_s=self._config.deadlines.step_s)
 
     async def stage(self, version: PolicyVersion, folder: Path) -> WeightsManifest:
         """Write the current weights where engines can read them. Raises TrainerError or StorageError."""

@@ -27,7 +27,7 @@ from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.selection import batch_advantages, places_in_loss, select_sequences
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.trainer.step import run_step, run_supervised
-from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
+from agentrl.types.batch import Canary, StepReport, TrainBatch, WeightsManifest
 from agentrl.types.explanation import StepExplanation
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
@@ -139,6 +139,17 @@ class TrainerRank:
     def supervised_loss(self, sequences: list[TokenSequence]) -> float:
         """Negative log-likelihood in nats over all tokens, without an update."""
         return run_supervised(self._policy, None, sequences, self._config, 0.0)
+
+    def canary(self, token_ids: list[int]) -> Canary:
+        """What the present weights say of tokens, which later weights are proven by until a step brings others.
+
+        Raises ValueError of less than two tokens.
+        """
+        self._canary_ids = token_ids[:_CANARY_TOKENS]
+        canary = compute_canary(self._policy, self._canary_ids, self._config.device)
+        if canary is None:
+            raise ValueError(f"a canary needs two tokens, got {token_ids}")
+        return canary
 
     def stage(self, version: PolicyVersion, folder: str) -> WeightsManifest:
         """Write the current weights, or with LoRA the adapters alone, where engines can read them."""

@@ -18,4 +18,8 @@ only be compared with its likes, and of these only one that passed the canary is
 scored after the resume, since engines score nothing while paused; replies under the new version wait for
 its verdict (the publish fence, in `agentrl.inference.router`), and are thrown away if it is bad. An engine
 that fails in any phase is STALE: it serves nobody, and `Resynchronizer` brings it back in the background.
+
+The first weights are proven too, by what the trainer says of a fixed sentence before its first step. Engines that the
+run started hold them already and only give their receipt. One that ran before may hold whatever an earlier run left in
+it, so it gets them like any later version.
 """

@@ -68,6 +68,15 @@ class StagedPublisher:
             await self._wait_for_one(manifest)
         return self._served_by(manifest)
 
+    async def prove(self) -> None:
+        """Let all engines show that they hold the newest version already; those that do not are `sync`'s.
+
+        Waits for: every engine's receipt or failure. Unblocked by: the deadlines of the calls.
+        """
+        async with asyncio.TaskGroup() as proofs:
+            for name in self._fleet.healthy:
+                proofs.create_task(self._prove(self._fleet.members[name], self._newest), name=f"prove-{name}")
+
     async def sync(self, name: str) -> Receipt | str:
         """Bring the newest version to one engine; returns its receipt, or the failure as ``engine: phase: why``."""
         member = self._fleet.members[name]
@@ -123,6 +132,21 @@ class StagedPublisher:
         receipt = dataclasses.replace(receipt, aborted=aborted, seconds=seconds, gap_s=gap_s)
         self._receipts[member.name] = receipt
         return receipt
+
+    async def _prove(self, member: Member, manifest: WeightsManifest) -> None:
+        async with member.turn:
+            try:
+                member.phase = "receipt"
+                receipt = await member.engine.receipt()
+                self._book.check(receipt, manifest)
+                member.phase = "canary"
+                await check_canary(member.engine, manifest, self._config.max_canary_gap_nats)
+                self._book.enter(receipt, manifest)
+            except EngineError as error:
+                await self._fail(member, manifest, error)
+                return
+            self._fleet.proven(member.name)
+            self._receipts[member.name] = receipt
 
     async def _fail(self, member: Member, manifest: WeightsManifest, error: EngineError) -> str:
         engine, phase = member.engine, member.phase

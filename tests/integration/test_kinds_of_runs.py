@@ -65,6 +65,16 @@ async def test_experts_and_kept_sets_are_replayed_and_the_gap_is_reported(
         assert row[MEAN_NO_REPLAY] > 100 * row[MEAN]
 
 
+def test_an_attached_engine_with_other_weights_gets_those_of_the_run(
+    engine_model: Path, other_model: Path, tmp_path: Path
+) -> None:
+    with running_engine(other_model, tmp_path / "engine.log") as url:
+        run = _trained(tmp_path, engine_model, _attached(url), *IN_TURN)
+    first = _fresh(run)[0]
+    assert first["step"] == 1
+    assert first["trainer/fresh_gap_max_nats"] < 1e-3
+
+
 def test_replay_narrows_the_gap_to_a_bfloat16_engine(moe_model: Path, tmp_path: Path) -> None:
     # Rounded, a nearly undecided router chooses another expert: how far off a token is then differs by machine.
     bounds = ("policies.main.trainer.max_gap_nats=0.5", "policies.main.publish.max_canary_gap_nats=3")

@@ -194,3 +194,25 @@ async def test_an_engine_that_failed_the_canary_is_no_measure_for_its_likes() ->
     assert fleet.healthy == ["good"]
     await publisher.publish(dataclasses.replace(manifest, version=NEW.next()))
     assert fleet.healthy == ["good"]
+
+
+async def test_at_the_start_engines_prove_what_they_hold_without_a_swap() -> None:
+    engines = RecordingEngine("right"), RecordingEngine("wrong"), RecordingEngine("broken", "score")
+    engines[0].scores, engines[1].scores = [-1.0, -2.0], [-1.0, -2.5]
+    first = dataclasses.replace(FIRST, canary=Canary((5, 6, 7), (-1.0, -2.0)))
+    fleet = Fleet(engines, OLD)  # type: ignore[arg-type]
+    publisher = StagedPublisher(fleet, DiskTransport(), PublishConfig(), first)
+    await publisher.prove()
+    assert fleet.healthy == ["right"]
+    assert engines[0].calls == ["receipt", "score"]
+    assert "canary of version 0.3 failed: the canary's log-probabilities differ by 5.00e-01" in fleet.aside["wrong"]
+    assert fleet.aside["broken"] == "canary of version 0.3 failed: score broke"
+    assert publisher.counts == {"publish/failed_canary": 2}
+
+
+async def test_an_engine_that_holds_another_version_at_the_start_is_set_aside() -> None:
+    engine = RecordingEngine("x")
+    engine.version = NEW
+    publisher, fleet = _publisher(engine)
+    await publisher.prove()
+    assert fleet.aside == {"x": "receipt of version 0.3 failed: serves version 0.4 instead of 0.3"}
