@@ -34,7 +34,7 @@ class AdapterLoader:
     other values in the same places, so it is read straight to where it is served from: to make and match hundreds of
     tensors takes the interpreter, and copies take memory's time, from the thread that draws tokens.
 
-    Example: of SmolLM2-135M at rank 16 (420 tensors, 20 MB) the second version takes a third of the first one's time.
+    Example: of SmolLM2-135M at rank 16 (420 tensors, 20 MB) the second version takes a tenth of the first one's time.
     """
 
     def __init__(self, lora: LoraStack, max_rank: int) -> None:
