@@ -77,7 +77,7 @@ class SGLangEngineConfig(ConfigModel):
 
 
 class AttachedEngineConfig(ConfigModel):
-    """Engines that run already, SGLang or embedded."""
+    """Engines that run already, SGLang or embedded; a run brings them its first weights before it uses them."""
 
     kind: Literal["attached"] = "attached"
     """Found running."""
