@@ -31,7 +31,7 @@ import numpy as np
 from agentrl.buffer.ledger import read_ledger
 from tests.benchmarks.in_turn import Program, run_in_turn
 
-ROUNDS = 8
+ROUNDS = 6
 STEPS = 100
 KINDS = ("none", "segments")
 _CHECKPOINTS = 5
