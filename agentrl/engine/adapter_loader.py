@@ -52,6 +52,7 @@ class AdapterLoader:
             adapter = parse_adapter(msgspec.json.decode(file.config), file.tensors(), self._max_rank)
             placed = self._lora.place(serial, adapter)
             layout = LoraLayout.of(adapter)
-            if layout is not None:
+            # A file with bytes that no matrix has may have them in front.
+            if layout is not None and adapter.num_bytes == file.size_bytes:
                 self._known = _Known(file.config, file.header, layout, adapter.scale)
             return placed

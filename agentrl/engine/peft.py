@@ -42,6 +42,11 @@ class LoraAdapter:
     pairs: Mapping[str, LoraPair]
     scale: float = 1.0
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all matrices."""
+        return sum(pair.a_RI.nbytes + pair.b_OR.nbytes for pair in self.pairs.values())
+
 
 def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: int) -> LoraAdapter:
     """An adapter as PEFT stores it; the tensors become part of it.

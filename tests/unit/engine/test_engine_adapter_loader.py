@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,25 @@ def test_an_engine_of_another_dtype_converts_every_version(
         served.load(serial, version.folder)
         assert torch.allclose(served.change(serial), served.expected(version), atol=1e-9)
     assert len(read_apart) == 3
+
+
+def test_bytes_in_front_of_the_matrices_are_no_part_of_them(tiny_model: Path, tmp_path: Path) -> None:
+    served, versions = Served(tiny_model), _versions(tiny_model, tmp_path, 2)
+    for serial, version in enumerate(versions, 1):
+        expected = served.expected(version)
+        _put_bytes_in_front(version.folder / "adapter_model.safetensors")
+        served.load(serial, version.folder)
+        assert torch.allclose(served.change(serial), expected, atol=1e-4)
+
+
+def _put_bytes_in_front(file: Path) -> None:
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    for entry in header.values():
+        entry["data_offsets"] = [offset + 4 for offset in entry["data_offsets"]]
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"\0\0\0\0" + content[8 + length :])
 
 
 def test_a_file_that_is_cut_off_is_refused_and_the_next_one_is_whole(tiny_model: Path, tmp_path: Path) -> None:
