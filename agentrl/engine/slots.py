@@ -15,7 +15,7 @@ class KVCache:
 
     Column `capacity - 1` is never part of a context: idle rows of a decode step may write there. What was never
     written is zero, since a masked column still takes part in a product, and on a CPU takes no memory: growing costs
-    what the rows in use hold, not what all slots could.
+    what the rows that were ever used hold, not what all could.
     """
 
     def __init__(
