@@ -77,7 +77,10 @@ class SGLangEngineConfig(ConfigModel):
 
 
 class AttachedEngineConfig(ConfigModel):
-    """Engines that run already, SGLang or embedded; a run brings them its first weights before it uses them."""
+    """Engines that run already, SGLang or embedded; a run brings them its first weights before it uses them.
+
+    With `publish.transport.kind = "adapter"` they must hold the base weights already, which is proven.
+    """
 
     kind: Literal["attached"] = "attached"
     """Found running."""

@@ -21,5 +21,6 @@ that fails in any phase is STALE: it serves nobody, and `Resynchronizer` brings 
 
 The first weights are proven too, by what the trainer says of a fixed sentence before its first step. Engines that the
 run started hold them already and only give their receipt. One that ran before may hold whatever an earlier run left in
-it, so it gets them like any later version.
+it, so it gets them like any later version; where adapters alone are published it must hold the base weights, and the
+run ends with an error if it does not.
 """

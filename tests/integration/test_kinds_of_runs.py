@@ -75,6 +75,16 @@ def test_an_attached_engine_with_other_weights_gets_those_of_the_run(
     assert first["trainer/fresh_gap_max_nats"] < 1e-3
 
 
+def test_adapters_are_not_put_on_an_attached_engine_of_another_model(
+    engine_model: Path, other_model: Path, tmp_path: Path
+) -> None:
+    overrides = (*LORA, "policies.main.fleet.wait_s=1")
+    with running_engine(other_model, tmp_path / "engine.log") as url:
+        result = runs.agentrl(*runs.train_arguments(tmp_path, engine_model, *overrides, _attached(url)))
+    assert result.returncode != 0
+    assert "main-0: canary of version 0.0 failed: the canary's log-probabilities differ by" in result.stderr
+
+
 def test_replay_narrows_the_gap_to_a_bfloat16_engine(moe_model: Path, tmp_path: Path) -> None:
     # Rounded, a nearly undecided router chooses another expert: how far off a token is then differs by machine.
     bounds = ("policies.main.trainer.max_gap_nats=0.5", "policies.main.publish.max_canary_gap_nats=3")
