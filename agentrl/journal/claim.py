@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class Claim:
     def _make(cls, folder: Path, older: list[Path], disk: Disk) -> Claim:
         token = 1 + (int(older[-1].stem.split("-")[1]) if older else 0)
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "born": _born(os.getpid()), "time": time.time()}
-        descriptor = disk.create(_path(folder, token))
+        descriptor = disk.create(Path(_path(folder, token)))
         try:
             write_all(disk, descriptor, json.dumps(holder).encode())
             disk.sync(descriptor)
@@ -63,15 +64,22 @@ class Claim:
     def check(self) -> None:
         """Raises StorageError once another process has claimed the journal."""
         # A later claim deletes only the one before it, so that either the next or one's own absence shows.
-        if _path(self.folder, self.token + 1).exists() or not _path(self.folder, self.token).exists():
+        if os.access(_path(self.folder, self.token + 1), os.F_OK) or not self._is_there():
             raise StorageError(
                 f"another process has taken over {self.folder.parent} (claim {self.token} is no longer the newest); "
                 "this one stops without writing"
             )
 
+    def _is_there(self) -> bool:
+        with suppress(FileNotFoundError):
+            os.stat(_path(self.folder, self.token))
+            return True
+        return False
 
-def _path(folder: Path, token: int) -> Path:
-    return folder / f"claim-{token:06d}.json"
+
+def _path(folder: Path, token: int) -> str:
+    """Text and not a path, which takes longer to make than the question whether it exists."""
+    return f"{folder}/claim-{token:06d}.json"
 
 
 def _refuse_if_held(path: Path) -> None:

@@ -107,6 +107,19 @@ def read_frames(
         yield Damage(start + at, proven, "the file has been cut short")
 
 
+def read_frame(identity: int, data: bytes, start: int) -> Frame | None:
+    """The frame that `data` is, no mark, at byte `start` of a segment; None if it is none: `read_frames` says why."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, schema, kind, length = _HEAD.unpack_from(data)
+    payload = data[HEADER_BYTES:]
+    if magic != MAGIC or kind == MARK_KIND or length != len(payload):
+        return None
+    if _CHECKSUM.unpack_from(data, _HEAD.size)[0] != _checksum(identity, start, data[: _HEAD.size], payload):
+        return None
+    return Frame(schema, kind, payload, start, start + len(data))
+
+
 def find_identity(data: bytes | memoryview, start: int) -> int | None:
     """The identity that the marks in a segment's bytes agree on; None if there is no mark."""
     view, raw = memoryview(data), bytes(data)

@@ -18,7 +18,7 @@ import xxhash
 
 from agentrl.journal.entries import KINDS, NO_EPISODE, NUMBERS, SCHEMA, Entry, Leased, unpack
 from agentrl.journal.frames import HEADER_BYTES as FRAME_HEADER_BYTES
-from agentrl.journal.frames import MAGIC, MARK_KIND, Damage, Frame, Tear, read_frames
+from agentrl.journal.frames import MAGIC, MARK_KIND, Damage, Frame, Tear, read_frame, read_frames
 from agentrl.journal.segments import HEADER_BYTES, SegmentHeader, damage_error, proven_end
 from agentrl.types.errors import StorageError
 
@@ -97,6 +97,8 @@ class SegmentReader:
             return Tear(0, "the file has no header")
         head = self._bytes_ahead(start, FRAME_HEADER_BYTES)
         data = self._bytes_ahead(start, FRAME_HEADER_BYTES + int.from_bytes(head[8:_HEAD_BYTES], "little"))
+        if (frame := read_frame(self.header.identity, data, start)) is not None:
+            return frame
         piece = next(read_frames(self.header.identity, data, start), Tear(start, "the file ends here"))
         return Tear(start, piece.reason) if isinstance(piece, Damage) else piece
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,10 +33,26 @@ GATHER_ENTRIES = 32
 
 @dataclass(slots=True)
 class _Batch:
-    """Entries that are synced together, and who waits for that."""
+    """Entries that are synced together, and who waits for that: each for itself, so that it can be cancelled."""
 
     entries: list[tuple[int, int, bytes]] = field(default_factory=list)
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def wait(self) -> asyncio.Future[None]:
+        """Done once the batch is durable, or with the error that kept it from that."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        return waiter
+
+    def end(self, error: StorageError | None) -> None:
+        """Tell whoever still waits."""
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
 
 
 class JournalWriter:
@@ -81,8 +98,7 @@ class JournalWriter:
             StorageError: this or an earlier entry could not be made durable.
             ValueError: the payload is too long; nothing else is affected.
         """
-        # A caller that is cancelled must not take the others' acknowledgement with it.
-        await asyncio.shield(self._add(schema, kind, payload).done)
+        await self._add(schema, kind, payload).wait()
 
     def note(self, schema: int, kind: int, payload: bytes) -> None:
         """Write an entry without waiting for it: it is durable before anything that is appended later.
@@ -102,7 +118,7 @@ class JournalWriter:
         if self._error is not None:
             raise self._error
         if (newest := self._batch or self._writing) is not None:
-            await asyncio.shield(newest.done)
+            await newest.wait()
 
     async def close(self) -> None:
         """Sync what is pending and give the file up; safe to call twice.
@@ -110,7 +126,8 @@ class JournalWriter:
         Waits for: the disk. Unblocked by: that, its failure, which those that appended hear of, or its deadline.
         """
         while (batch := self._batch or self._writing) is not None:
-            await asyncio.wait([batch.done])
+            with suppress(StorageError):
+                await batch.wait()
         self._thread.end()
         if self._is_stuck:
             return  # the thread has the file and cannot be stopped
@@ -167,7 +184,7 @@ class JournalWriter:
         batch, self._writing = self._writing, None
         if batch is not None:
             self.syncs += 1
-            batch.done.set_result(None)
+            batch.end(None)
         # Those that waited append what comes next first, so that the next sync serves them too.
         loop = asyncio.get_running_loop()
         is_full = self._batch is not None and len(self._batch.entries) >= GATHER_ENTRIES
@@ -194,8 +211,7 @@ class JournalWriter:
             self._error.__cause__ = error
         for waiting in (self._writing, self._batch):
             if waiting is not None:
-                waiting.done.set_exception(self._error)
-                waiting.done.exception()  # of an entry that nobody waits for, the next call hears
+                waiting.end(self._error)  # of an entry that nobody waits for, the next call hears
         self._writing = self._batch = None
 
     def _write(self, entries: list[tuple[int, int, bytes]]) -> None:

@@ -10,8 +10,7 @@ that count, turns those of the episodes that were consumed by them: which episod
 thing in which the runs of a pair differ. `steps_fraction` is the same of the seconds alone. `processor_ms_per_turn` is
 what the process that runs the rollouts takes more of it with a journal (median over the pairs), `archiver_ms_per_turn`
 what the process of its own takes that archives at low priority, its start included, and `processor_fraction` both over
-what all processors have in the time without. `busy_fraction` is the processor time of the journal's own code in the
-run's process (packing on the event loop, writing and syncs in its thread) over the wall time; `turns_per_s`.
+what all processors have in the time without; `turns_per_s`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ import numpy as np
 from agentrl.buffer.ledger import read_ledger
 from tests.benchmarks.in_turn import Program, run_in_turn
 
-ROUNDS = 6
-STEPS = 100
+ROUNDS = 20
+STEPS = 60
 KINDS = ("none", "segments")
 _CHECKPOINTS = 5
 _PROCESSOR_S = re.compile(r"([0-9.]+) s of processor time")
@@ -77,7 +76,6 @@ class _Played:
     turns: int
     processor_s: float
     archiver_s: float
-    busy_s: float
 
 
 @dataclass(slots=True)
@@ -120,7 +118,6 @@ class _Player:
             turns=sum(line.turns for line in ledger),
             processor_s=result["processor_s"],
             archiver_s=_archiver_s(run / "logs" / "archiver.log"),
-            busy_s=result["busy_s"],
         )
 
 
@@ -149,7 +146,6 @@ def measure_overhead(folder: Path, work: Workload, rounds: int) -> dict[str, flo
         "processor_ms_per_turn": round(1000 * statistics.median(map(operator.truediv, more_s, turns)), 3),
         "archiver_ms_per_turn": round(1000 * statistics.median(map(operator.truediv, archiver_s, turns)), 3),
         "processor_fraction": round(statistics.median(map(operator.truediv, all_s, available_s)), 5),
-        "busy_fraction": round(sum(with_journal.busy_s for _, with_journal in pairs) / wall_s, 5),
         "step_s_without": round(statistics.mean(w.steps_s for w, _ in pairs) / (work.steps - work.first_steps), 4),
         "turns_per_s": round(sum(turns) / wall_s, 1),
         "pairs": rounds,
