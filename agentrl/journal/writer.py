@@ -165,18 +165,16 @@ class JournalWriter:
             return
         batch = self._writing = self._batch
         self._batch = None
-        try:
-            work = self._thread.call(lambda: self._write(batch.entries))
-        except RuntimeError as error:
-            self._fail(error)
-            return
         deadline = asyncio.get_running_loop().call_later(self._write_s, self._give_up, batch)
-        work.add_done_callback(lambda work: self._end(work, deadline))
+        try:
+            self._thread.post(lambda: self._write(batch.entries), lambda _, error: self._end(error, deadline))
+        except RuntimeError as error:
+            deadline.cancel()
+            self._fail(error)
 
-    def _end(self, work: asyncio.Future[None], deadline: asyncio.TimerHandle) -> None:
+    def _end(self, error: BaseException | None, deadline: asyncio.TimerHandle) -> None:
         """The thread is done: tell whoever waits, and go on with what has come in meanwhile."""
         deadline.cancel()
-        error = asyncio.CancelledError() if work.cancelled() else work.exception()
         self._is_stuck = False
         if error is not None:
             self._fail(error)

@@ -10,7 +10,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-_Call = tuple[Callable[[], Any], asyncio.Future[Any]]
+Then = Callable[[Any, BaseException | None], None]
+_Call = tuple[Callable[[], Any], Then, asyncio.AbstractEventLoop]
 
 
 async def run_in_thread(name: str, work: Callable[[], Result]) -> Result:
@@ -46,12 +47,22 @@ class OwnThread:
             RuntimeError: the process has no thread to give.
         """
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self.post(work, lambda result, error: _settle(done, result, error))
+        return done
+
+    def post(self, work: Callable[[], Any], then: Then) -> None:
+        """Carry out `work`, then tell `then` on the event loop its result or the error that it raised.
+
+        A turn of the loop sooner than whoever waits for a future hears of it.
+
+        Raises:
+            RuntimeError: the process has no thread to give.
+        """
         if self._thread is None:
             thread = threading.Thread(target=_carry_out, args=(self._calls,), name=self._name, daemon=True)
             thread.start()
             self._thread = thread
-        self._calls.put((work, done))
-        return done
+        self._calls.put((work, then, asyncio.get_running_loop()))
 
     def end(self) -> None:
         """Let the thread end behind the calls that it has; a later call starts another."""
@@ -64,14 +75,14 @@ class OwnThread:
 def _carry_out(calls: SimpleQueue[_Call | None]) -> None:
     """Waits for: calls. Unblocked by: `OwnThread.end`, or the end of the process."""
     while (call := calls.get()) is not None:
-        work, done = call
+        work, then, loop = call
         result, error = None, None
         try:
             result = work()
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to the caller
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            done.get_loop().call_soon_threadsafe(_settle, done, result, error)
+            loop.call_soon_threadsafe(then, result, error)
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

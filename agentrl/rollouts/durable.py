@@ -1,8 +1,9 @@
 """The journal of one rollout worker: every episode that it plays, durable as it grows.
 
 A reply is durable before the environment acts on it, an intent before it is dispatched, a part of a reply before
-its rest is asked for, an end before anybody hears of it. Results are written at once and durable before
-whatever comes next, since nothing leaves the worker in between.
+its rest is asked for, an end before anybody hears of it. Leases and results are written at once and durable before
+whatever comes next, since nothing leaves the worker in between: an episode whose lease was lost has done nothing
+that anybody knows of, and is dispatched anew.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class WorkerJournal:
         self.is_over = False
 
     async def open(self, ticket: Ticket, agents: tuple[Agent, ...]) -> WorkerLog:
-        """Lease an episode; returns once the lease is durable."""
+        """Lease an episode; nothing of it is durable before the lease, so a lease that is lost never counted."""
         life = self._lives.pop(ticket.episode_id, None)
         taken_over = len(life.entries) if life else 0
         log = WorkerLog(self, ticket.episode_id, life)
-        await log.append(Leased(ticket, agents, self.token, taken_over))
+        log.note(Leased(ticket, agents, self.token, taken_over))
         crash_point("episode.leased")
         return log
 
@@ -75,7 +76,7 @@ class WorkerLog:
         known = self.life.opened if self.life is not None else None
         if known is None or known.handle != handle:
             with _recordable("the opening"):
-                self._note(Opened(self._journal.token, opening, handle))
+                self.note(Opened(self._journal.token, opening, handle))
             crash_point("episode.opened")
 
     async def delivered(self, part: Generation, request: str) -> None:
@@ -89,7 +90,7 @@ class WorkerLog:
         """A reply is complete; durable before anything follows from it."""
         if self.life is not None and turn.index < len(self.life.turns):
             return self.life.turns[turn.index].turn
-        self._note(Turned(self._journal.token, turn, tuple(nodes), finish, request))
+        self.note(Turned(self._journal.token, turn, tuple(nodes), finish, request))
         crash_point("reply.committed")
         return turn
 
@@ -110,7 +111,7 @@ class WorkerLog:
             recorded = self.life.results[step]
             return recorded.effects, recorded.seconds
         with _recordable(f"the result or the snapshot of step {step}"):
-            self._note(Resulted(self._journal.token, step, tuple(effects), result, seconds, snapshot))
+            self.note(Resulted(self._journal.token, step, tuple(effects), result, seconds, snapshot))
         crash_point("effect.resulted")
         return tuple(effects), seconds
 
@@ -135,7 +136,8 @@ class WorkerLog:
         """Write an entry and wait until it is durable. Raises StorageError."""
         await self._journal.writer.append(*pack(self._episode_id, entry))
 
-    def _note(self, entry: Entry) -> None:
+    def note(self, entry: Entry) -> None:
+        """Write an entry that is durable before any that is appended later. Raises StorageError."""
         self._journal.writer.note(*pack(self._episode_id, entry))
 
 

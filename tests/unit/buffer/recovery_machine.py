@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from buffer_states import at, attempt, configs
-from crashing_run import CrashingRun, DiedError, MemoryWriter
+from crashing_run import CrashingRun, DiedError, MemoryWriter, read_records
 from durable_model import DurableModel, as_seen
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -213,8 +213,11 @@ class RecoveryMachine(RuleBasedStateMachine):
         lost = [data.draw(st.integers(0, disk.num_pending)) for disk in disks]
         for disk, num_lost in zip(disks, lost, strict=True):
             disk.crash(num_lost)
-        for ticket in self.unleased.values():
+        leased = set(read_records(self.run.worker_disk.records).lives)
+        lost_leases = [playing.ticket for name, playing in self.run.playing.items() if name not in leased]
+        for ticket in [*self.unleased.values(), *lost_leases]:
             self.model.forget(ticket)
+            self.known.discard(ticket.episode_id)
         self.unleased.clear()
         return lost[0] == 0
 
