@@ -40,6 +40,7 @@ class ServedModel:
             head_dim,
             dtype,
             options.device,
+            self.context_length,
         )
         self.lora = LoraStack(self.network)
         has_routing = has_experts(self.network)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.engine.zeros import lazy_zeros
+
 # What transformers' expert modules call their second argument: the ids [tokens, top_k] to be applied.
 _CHOICE = ("top_k_index", "router_indices")
 
@@ -63,7 +65,7 @@ class RoutingRecorder:
             return kept
         shape = (self._num_slots, capacity, self._num_layers, top_k)
         device = next(iter(self._chosen.values())).device
-        grown = torch.zeros(shape, dtype=torch.int16, device=device)
+        grown = lazy_zeros(shape, torch.int16, str(device))
         if kept is not None:
             grown[:, : kept.shape[1]] = kept
         self._experts_SPLK = grown

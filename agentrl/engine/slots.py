@@ -8,20 +8,35 @@ import torch
 from agentrl.engine.zeros import lazy_zeros
 
 _GROWTH_TOKENS = 128
+_LAZY_TOKENS = 8192
 
 
 class KVCache:
-    """Keys and values of all slots, layer by layer; columns grow as contexts do.
+    """Keys and values of all slots, layer by layer.
 
     Column `capacity - 1` is never part of a context: idle rows of a decode step may write there. What was never
-    written is zero, since a masked column still takes part in a product, and on a CPU takes no memory: growing costs
-    what the rows that were ever used hold, not what all could.
+    written is zero, since a masked column still takes part in a product, and on a CPU takes no memory. So a CPU has
+    columns for the longest context at once, up to `_LAZY_TOKENS`; elsewhere, and beyond that, they grow as contexts
+    do, which copies what the rows hold that were ever used.
+
+    Example: 64 slots of a model with 8192 positions reserve 24 GB of addresses, and use what their contexts fill.
     """
 
     def __init__(
-        self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: str
+        self,
+        num_layers: int,
+        num_slots: int,
+        num_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str,
+        context_length: int = 0,
     ) -> None:
-        shape = (num_slots, num_heads, _GROWTH_TOKENS, head_dim)
+        """`context_length` is that of the longest context, in tokens; 0 if it is not known."""
+        longest = min(context_length, _LAZY_TOKENS) if device == "cpu" else 0
+        # More than the longest: rows whose distance is a power of two would share the same few lines of a cache.
+        self._first_columns = longest + _GROWTH_TOKENS
+        shape = (num_slots, num_heads, self._first_columns, head_dim)
         self._num_written = 0
         self.keys = [lazy_zeros(shape, dtype, device) for _ in range(num_layers)]
         self.values = [lazy_zeros(shape, dtype, device) for _ in range(num_layers)]
@@ -35,7 +50,8 @@ class KVCache:
         """Make room for contexts of `num_tokens` and one more column, in the first `num_rows` rows or fewer."""
         missing = num_tokens + 1 - self.capacity
         if missing > 0:
-            self._grow(max(-(-missing // _GROWTH_TOKENS) * _GROWTH_TOKENS, self.capacity // 2))
+            fewest = self.capacity // 2 if self.capacity else self._first_columns
+            self._grow(max(-(-missing // _GROWTH_TOKENS) * _GROWTH_TOKENS, fewest))
         self._num_written = max(self._num_written, num_rows)
 
     def _grow(self, extra: int) -> None:
@@ -64,7 +80,7 @@ class KVCache:
         self._num_written = 0
 
     def resume(self) -> None:
-        """Have memory again, for the shortest contexts at first."""
+        """Have memory again, as much as at the start."""
         self.reserve(0)
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 
 import torch
 
@@ -18,4 +19,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch
     if device != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        # Where few bytes far apart are written, pages of 2 MiB would take all of the memory at once.
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

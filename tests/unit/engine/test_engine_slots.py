@@ -143,6 +143,21 @@ def test_a_cache_that_grows_takes_memory_for_the_rows_in_use_only() -> None:
     assert _resident_bytes() - before < 2**28
 
 
+def test_on_a_cpu_nothing_is_copied_as_contexts_grow_up_to_the_longest() -> None:
+    before = _resident_bytes()
+    cache = KVCache(4, 256, 4, 64, torch.float32, "cpu", context_length=4000)
+    keys = list(cache.keys)
+    for length in range(100, 4001, 100):
+        cache.reserve(length, 256)
+        cache.keys[0][:2, :, :length] = 1.0
+    assert all(now is then for now, then in zip(cache.keys, keys, strict=True))
+    assert _resident_bytes() - before < 2**28
+    cache.release()
+    cache.resume()
+    assert cache.capacity > 4000
+    assert not cache.keys[0][:2].any()
+
+
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
