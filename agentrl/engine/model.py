@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.engine.attention import SLOT_ATTENTION, SlotBatch
@@ -32,16 +32,7 @@ class ServedModel:
         self.context_length = min(options.context_length or limit, limit)
         self.vocab_size = self.network.get_output_embeddings().weight.shape[0]
         self.eos_token_ids = _eos_token_ids(self.network)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.cache = KVCache(
-            config.num_hidden_layers,
-            options.max_running_requests,
-            config.num_key_value_heads,
-            head_dim,
-            dtype,
-            options.device,
-            self.context_length,
-        )
+        self.cache = _make_cache(config, options, dtype, self.context_length)
         self.lora = LoraStack(self.network)
         has_routing = has_experts(self.network)
         self.routing = RoutingRecorder(self.network, options.max_running_requests) if has_routing else None
@@ -88,6 +79,19 @@ class ServedModel:
         """Logits over the vocabulary of hidden states [..., H], at least in float32."""
         logits = self.network.get_output_embeddings()(hidden)
         return logits if logits.dtype is torch.float64 else logits.float()
+
+
+def _make_cache(config: PreTrainedConfig, options: EngineOptions, dtype: torch.dtype, context_length: int) -> KVCache:
+    """Raises ConfigError if the process may not have so many addresses."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = (config.num_hidden_layers, options.max_running_requests, config.num_key_value_heads, head_dim)
+    try:
+        return KVCache(*shape, dtype, options.device, context_length)
+    except OSError as error:
+        raise ConfigError(
+            f"no addresses for the KV of {options.max_running_requests} requests of {context_length} tokens: {error}; "
+            "raise the limit (ulimit -v), or lower context_length or max_running_requests"
+        ) from error
 
 
 def load_network(model: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:

@@ -32,7 +32,7 @@ class KVCache:
         device: str,
         context_length: int = 0,
     ) -> None:
-        """`context_length` is that of the longest context, in tokens; 0 if it is not known."""
+        """`context_length` is that of the longest context, in tokens; 0 if it is not known. Raises OSError."""
         longest = min(context_length, _LAZY_TOKENS) if device == "cpu" else 0
         # More than the longest: rows whose distance is a power of two would share the same few lines of a cache.
         self._first_columns = longest + _GROWTH_TOKENS
@@ -70,7 +70,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all keys and values."""
+        """Bytes of all keys and values; on a CPU those that were never written take no memory."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def release(self) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from agentrl.engine.request import BadRequestError, DrawParams, Request
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.slots import KVCache
 from agentrl.engine.weights import WeightStore
+from agentrl.engine.zeros import lazy_zeros
 
 
 @pytest.fixture
@@ -53,3 +57,39 @@ async def test_releasing_everything_leaves_no_tensor_with_memory(model: ServedMo
     store.swap(store.stage(tensors))
     scheduler.submit(request)
     assert scheduler.num_waiting == 1
+
+
+_LIMITED = """
+import resource, sys
+from pathlib import Path
+from agentrl.engine.model import ServedModel
+from agentrl.engine.options import EngineOptions
+from agentrl.types.errors import ConfigError
+
+def options(slots):
+    return EngineOptions(model=Path(sys.argv[1]), port=1, max_running_requests=slots)
+
+ServedModel(options(2))
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + 2**29
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    ServedModel(options(2**20))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_too_few_addresses_for_the_cache_are_an_error_that_names_the_remedy(tiny_model: Path) -> None:
+    command = [sys.executable, "-c", _LIMITED, str(tiny_model)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert "KV of 1048576 requests" in told
+    assert "ulimit -v" in told
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives addresses without memory")
+def test_one_piece_of_memory_may_be_larger_than_that_of_the_machine() -> None:
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    zeros = lazy_zeros((2 * machine_bytes,), torch.uint8, "cpu")
+    zeros[-1] = 1
+    assert zeros[-1] == 1
