@@ -9,8 +9,9 @@ over that of a bare gloo broadcast of the same bytes between two processes, both
 `lora_extra_bytes_fraction`, the bytes that a LoRA publication sends beside the adapter's tensors, as a fraction of
 these; `lora_token_gap_ratio`, the mean time between two tokens of a bystander while adapters load, over that of as many
 tokens behind each load (`lora_loads` loads; `lora_token_gap_low` and `_high` its 95 % interval),
-`lora_token_gap_control`, the same of two windows without a load, and `lora_first_gap_ratio`, of the loads before those,
-which make room;
+`lora_token_gap_elsewhere`, the same while a process that has nothing to do with the engine gets the same bytes by as
+many calls (with `_low` and `_high`), which is what the machine itself asks for them, `lora_token_gap_control`, of two
+windows without anything, and `lora_first_gap_ratio`, of the loads before those, which make room;
 `in_place_pause_ms`, by how much the longest time between two tokens that spans a swap in place (median of several)
 exceeds `decode_step_ms`, the median time between two tokens; `in_place_call_ms`, the call that swaps, which waits for
 the step under way.
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import shutil
 import statistics
 import tempfile
 import time
@@ -29,8 +29,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import load_file
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
@@ -41,7 +39,6 @@ from agentrl.process.ports import free_port
 from agentrl.protocols import Engine, WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.adapter import AdapterTransport
 from agentrl.weights.broadcast import BroadcastTransport
 from agentrl.weights.buckets import Bucket
 from agentrl.weights.config import (
@@ -55,12 +52,11 @@ from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl.weights.sender import SenderProcess
 from agentrl.weights.tensors import TensorTransport
+from tests.benchmarks.adapter_gap import measure_adapter
 from tests.benchmarks.publish_load import (
     CHANGED_FRACTION,
     FIRST,
     LOAD_S,
-    gap_ratio,
-    gap_ratio_interval,
     load,
     make_weights,
     no_load,
@@ -68,13 +64,9 @@ from tests.benchmarks.publish_load import (
     until_tokens,
 )
 from tests.benchmarks.report import report
-from tests.integration.lora_adapters import make_adapter
 
 Surroundings = Callable[[str], AbstractAsyncContextManager[None]]
 PUBLICATIONS = 4
-RANK = 16
-FIRST_LOADS = 2
-LOADS = 60
 
 
 class Bench:
@@ -157,48 +149,6 @@ async def _bare_gloo_s(folder: Path, logs: Path) -> float:
     return statistics.median(times[1:])
 
 
-async def measure_adapter(bench: Bench, model: Path, folder: Path) -> dict[str, float]:
-    """A bystander's gaps between two tokens while adapters load, against as many behind each load, and as many again.
-
-    The first loads, which make room for adapters, do not count.
-    """
-    adapter = make_adapter(model, folder / "lora", seed=1, rank=RANK).folder
-    shutil.rmtree(folder / "lora" / "merged")
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    tensor_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    sent_bytes = sum(file.stat().st_size for file in adapter.iterdir())
-    versions = [PolicyVersion(1, number) for number in range(FIRST_LOADS + LOADS)]
-    manifests = [WeightsManifest("main", version, str(adapter), {}, 0, kind="adapter") for version in versions]
-    publisher = StagedPublisher(Fleet([bench.client], FIRST), AdapterTransport(), PublishConfig(), manifests[0])
-    gaps: list[float] = []
-    bystander = asyncio.create_task(token_gaps(bench.client.url, gaps))
-    await until_tokens(gaps, 10)
-    receipts, windows = [], []
-    for manifest in manifests:
-        seen = len(gaps)
-        receipts += await publisher.publish(manifest)
-        await until_tokens(gaps, len(gaps) + 1)
-        length = len(gaps) - seen
-        await until_tokens(gaps, seen + 3 * length)
-        windows.append([gaps[seen + part * length : seen + (part + 1) * length] for part in range(3)])
-    bystander.cancel()
-    await publisher.close()
-    during, behind, later = zip(*windows[FIRST_LOADS:], strict=True)
-    low, high = gap_ratio_interval(during, behind)
-    return {
-        "gap_s": statistics.mean(receipt.gap_s for receipt in receipts),
-        "seconds": round(statistics.mean(receipt.seconds for receipt in receipts[FIRST_LOADS:]), 3),
-        "lora_extra_bytes_fraction": (sent_bytes - tensor_bytes) / tensor_bytes,
-        "lora_token_gap_ratio": gap_ratio(during, behind),
-        "lora_token_gap_low": low,
-        "lora_token_gap_high": high,
-        "lora_token_gap_control": gap_ratio(later, behind),
-        "lora_first_gap_ratio": gap_ratio(*list(zip(*windows[:FIRST_LOADS], strict=True))[:2]),
-        "token_gap_ms": 1000 * statistics.mean(gap for window in behind for gap in window),
-        "lora_loads": LOADS,
-    }
-
-
 class _TimedDisk(DiskTransport):
     """Says how long each swap took, from the call to the engine's answer."""
 
@@ -260,7 +210,7 @@ async def measure(model: Path, folder: Path) -> None:
         ]
         ratio, idle_ratio = await measure_broadcast(bench, load), await measure_broadcast(bench, no_load)
         in_place = await measure_in_place(bench)
-        lora = await measure_adapter(bench, model, folder)
+        lora = await measure_adapter(engine.client, model, folder)
     finally:
         with suppress(ProcessLookupError):
             await engine.close()
