@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MOMENT_S = 2.0
+LIMIT_S = 1800.0
 _POLL_S = 0.02
 
 
@@ -45,14 +46,23 @@ class Program:
 
 
 def run_in_turn(programs: Sequence[Program], are_done: Callable[[], bool], moment_s: float = MOMENT_S) -> None:
-    """Give all programs moments in turn until enough was seen, then let each run to its end by itself."""
+    """Give all programs moments in turn until enough was seen, then let each run to its end by itself.
+
+    Raises:
+        SystemExit: that has not come after `LIMIT_S`; all programs have been killed.
+    """
+    limit = time.time() + LIMIT_S
     for program in programs:
         _send(program.process.pid, signal.SIGSTOP)
-    while not are_done():
+    while not are_done() and time.time() < limit:
         for program in programs:
             program.run_for(moment_s)
     for program in programs:
-        program.run_for(float("inf"))
+        program.run_for(max(0.0, limit - time.time()))
+    if not all(program.is_over for program in programs):
+        for program in programs:
+            _send(program.process.pid, signal.SIGKILL)
+        raise SystemExit(f"programs that run in turn are not done after {LIMIT_S:g} s; look at their logs")
 
 
 def _send(pid: int, number: signal.Signals) -> None:
