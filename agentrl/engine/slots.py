@@ -19,7 +19,7 @@ class KVCache:
     columns for the longest context at once, up to `_LAZY_TOKENS`; elsewhere, and beyond that, they grow as contexts
     do, which copies what the rows hold that were ever used.
 
-    Example: 64 slots of a model with 8192 positions reserve 24 GB of addresses, and use what their contexts fill.
+    Example: 64 slots of SmolLM2-135M (8192 positions) reserve 24 GB of addresses, and use what their contexts fill.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from agentrl.journal.segments import (
     segment_paths,
 )
 from agentrl.process.crash_points import crash_point
-from agentrl.process.threads import OwnThread
+from agentrl.process.threads import OwnThread, settle
 from agentrl.types.errors import StorageError
 
 SEGMENT_BYTES = 64 * 2**20
@@ -47,12 +47,7 @@ class _Batch:
     def end(self, error: StorageError | None) -> None:
         """Tell whoever still waits."""
         for waiter in self.waiters:
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
+            settle(waiter, None, error)
 
 
 class JournalWriter:

@@ -47,7 +47,7 @@ class OwnThread:
             RuntimeError: the process has no thread to give.
         """
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self.post(work, lambda result, error: _settle(done, result, error))
+        self.post(work, lambda result, error: settle(done, result, error))
         return done
 
     def post(self, work: Callable[[], Any], then: Then) -> None:
@@ -85,7 +85,8 @@ def _carry_out(calls: SimpleQueue[_Call | None]) -> None:
             loop.call_soon_threadsafe(then, result, error)
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Give a future its result, or the error if there is one, unless nobody waits for it any more."""
     if done.cancelled():
         return
     if error is None:
