@@ -22,6 +22,7 @@ def engine(
     max_running_requests: Annotated[int, typer.Option(help="Requests that generate at once.")] = 64,
     context_length: Annotated[int | None, typer.Option(help="Longest prompt plus reply; default: the model's.")] = None,
     prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens that one step may process.")] = 4096,
+    long_step_s: Annotated[float, typer.Option(help="Seconds from which calls do not wait for a step.")] = 0.1,
     weight_version: Annotated[str, typer.Option(help="Label of the first weights.")] = "default",
     max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.")] = 64,
     collective_s: Annotated[float, typer.Option(help="Seconds that a broadcast of weights may take.")] = 120.0,
@@ -31,8 +32,9 @@ def engine(
     """Serve a model over SGLang's native protocol until interrupted."""
     values: dict[str, Any] = {key: value for key, value in locals().items() if key != "attended"}
     from agentrl.config.base import parse_config
-    from agentrl.engine.options import EngineOptions, UpdateOptions
+    from agentrl.engine.options import EngineOptions, StepOptions, UpdateOptions
 
+    values["steps"] = {key: values.pop(key) for key in StepOptions.model_fields}
     values["updates"] = {key: values.pop(key) for key in UpdateOptions.model_fields}
     options = parse_config(EngineOptions, values, "agentrl engine")
     from agentrl.engine.main import run_engine

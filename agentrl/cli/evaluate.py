@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.errors import reported
-from agentrl.cli.loop import run_async
 from agentrl.cli.train import OverridesArgument
+from agentrl.process.loop import run_async
 
 
 @reported

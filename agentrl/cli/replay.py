@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from agentrl.cli.errors import reported
-from agentrl.cli.loop import run_async
 from agentrl.cli.tables import plain_table, wide_console
+from agentrl.process.loop import run_async
 
 if TYPE_CHECKING:
     from rich.console import Console

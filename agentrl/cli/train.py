@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.errors import reported
-from agentrl.cli.loop import run_async
+from agentrl.process.loop import run_async
 
 if TYPE_CHECKING:
     from agentrl.orchestration.ending import RunSummary

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentrl.cli.errors import reported
-from agentrl.cli.loop import run_async
 from agentrl.cli.train import OverridesArgument, RecipeArgument
+from agentrl.process.loop import run_async
 
 
 @reported

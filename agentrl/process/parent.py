@@ -8,12 +8,24 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_PARENT = "AGENTRL_PARENT_PID"
+
+
+def attended_environment() -> dict[str, str]:
+    """What a child that is to die with this process needs in its environment."""
+    return {_PARENT: str(os.getpid())}
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends, however it ends; Linux only."""
+    """Let the kernel kill this process when the one that started it ends, however it ends; Linux only.
+
+    Who has ended before that is seen by the new parent, process 1 as a rule. In a container the one that started this
+    may be process 1 itself, so it says who it is.
+    """
+    expected = os.environ.pop(_PARENT, None)
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
+    parent = os.getppid()
+    if (parent == 1) if expected is None else (parent != int(expected)):
         sys.exit("the parent process ended before this one was up")

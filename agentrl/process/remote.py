@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from agentrl import codec
+from agentrl.process.parent import attended_environment
 from agentrl.process.server import Call, ObjectServer, Reply
 from agentrl.types.errors import AgentRLError
 
@@ -60,7 +61,7 @@ class LoopbackObject:
 
 
 class ChildProcess:
-    """A Python child that serves one object, with its output in a log file.
+    """A Python child that serves one object, with its output in a log file, or where this process has its own.
 
     One call at a time. A call that misses its deadline leaves the child in an unknown state, so the
     caller must `kill` it; `kill` takes the child's whole process group and always succeeds.
@@ -69,7 +70,7 @@ class ChildProcess:
     finds the number of its socket as the last argument.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path | None) -> None:
         self.name, self.log = name, log
         self._process = process
         self._reader: asyncio.StreamReader
@@ -77,19 +78,24 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls, name: str, argv: Sequence[str], log: Path, environment: dict[str, str] | None = None
+        cls,
+        name: str,
+        argv: Sequence[str],
+        log: Path | None,
+        environment: dict[str, str] | None = None,
+        descriptors: Sequence[int] = (),
     ) -> ChildProcess:
-        """Start ``python *argv FD`` in a process group of its own."""
+        """Start ``python *argv FD`` in a process group of its own; it has the same `descriptors` open."""
         ours, theirs = socket.socketpair()
-        with theirs, log.open("ab") as output:
+        with theirs, contextlib.nullcontext() if log is None else log.open("ab") as output:
             process = subprocess.Popen(  # noqa: ASYNC220 - returns once forked
                 [sys.executable, *argv, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                stderr=None if output is None else subprocess.STDOUT,
+                pass_fds=[theirs.fileno(), *descriptors],
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **attended_environment(), **(environment or {})},
             )
         child = cls(name, process, log)
         child._reader, child._writer = await asyncio.open_connection(sock=ours)
@@ -136,7 +142,8 @@ class ChildProcess:
         """What a person needs to know about a child that ended: how, where, and its last words."""
         code = self._process.poll()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return f"process {self.name} ended ({how}) during {doing}; end of {self.log}:\n{tail(self.log)}"
+        last_words = "its last words are above" if self.log is None else f"end of {self.log}:\n{tail(self.log)}"
+        return f"process {self.name} ended ({how}) during {doing}; {last_words}"
 
     async def close(self, grace_s: float = 2.0) -> None:
         """Let the child end by itself for a moment, then kill it; safe to call twice."""

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from agentrl.process.parent import attended_environment
+
 ATTENDED = [sys.executable, "-m", "agentrl.process.attended"]
 PARENT = """
 import subprocess, sys
@@ -32,6 +34,18 @@ def test_a_program_that_is_not_there_is_named() -> None:
     result = subprocess.run([*ATTENDED, "/no/such/program"], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "cannot start /no/such/program: No such file or directory" in result.stderr
+
+
+def test_a_command_whose_parent_is_gone_already_does_not_begin() -> None:
+    orphan = {**os.environ, "AGENTRL_PARENT_PID": "1"}
+    result = subprocess.run([*ATTENDED, "true"], env=orphan, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "the parent process ended before this one was up" in result.stderr
+
+
+def test_who_started_a_command_is_no_business_of_what_that_starts() -> None:
+    script = 'test -z "$AGENTRL_PARENT_PID"'
+    assert subprocess.run([*ATTENDED, "sh", "-c", script], env=os.environ | attended_environment()).returncode == 0
 
 
 def _lives(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""The event loop of the commands."""
+"""The event loop of commands and of processes that answer calls."""
 
 from __future__ import annotations
 
