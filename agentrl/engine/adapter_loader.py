@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from agentrl.engine.adapter_reader import AdapterFile, open_adapter
-from agentrl.engine.lora import LoraStack, PlacedAdapter
-from agentrl.engine.lora_room import LoraLayout
+from agentrl.engine.adapter_file import open_adapter
+from agentrl.engine.adapter_filler import FillerProcess
+from agentrl.engine.adapter_reader import read_tensors
+from agentrl.engine.lora import FreePlace, LoraStack, PlacedAdapter
+from agentrl.engine.lora_room import LoraLayout, LoraRoom
 from agentrl.engine.peft import parse_adapter
+from agentrl.engine.request import BadRequestError
+from agentrl.process.remote import ProcessDiedError
+from agentrl.process.threads import run_in_thread
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +30,22 @@ class _Known:
     layout: LoraLayout
     scale: float
 
-    def is_like(self, file: AdapterFile) -> bool:
-        """Whether a file differs in the values of its tensors alone."""
-        return file.header == self.header and file.config == self.config
+
+@dataclass(frozen=True, slots=True)
+class _Filler:
+    """A process, and what it was started for."""
+
+    process: FillerProcess
+    room: LoraRoom
+    known: _Known
 
 
 class AdapterLoader:
     """Places adapters, and knows the layout of the one that it placed last.
 
     The first version of an adapter is taken apart, checked and copied matrix by matrix. The file of the next one holds
-    other values in the same places, so it is read straight to where it is served from: to make and match hundreds of
-    tensors takes the interpreter, and copies take memory's time, from the thread that draws tokens.
+    other values in the same places, so another process reads it straight to where it is served from: to make and match
+    hundreds of tensors takes the interpreter, and copies take memory's time, from the thread that draws tokens.
 
     Example: of SmolLM2-135M at rank 16 (420 tensors, 20 MB) the second version takes a tenth of the first one's time.
     """
@@ -40,16 +53,61 @@ class AdapterLoader:
     def __init__(self, lora: LoraStack, max_rank: int) -> None:
         self._lora, self._max_rank = lora, max_rank
         self._known: _Known | None = None
+        self._filler: _Filler | None = None
 
-    def load(self, serial: int, folder: Path) -> PlacedAdapter:
-        """Read an adapter and place it, not yet served; one call at a time. Raises BadRequestError."""
+    @property
+    def filler_pid(self) -> int | None:
+        """Process id of what reads later versions; None before the second."""
+        return None if self._filler is None else self._filler.process.pid
+
+    async def load(self, serial: int, folder: Path) -> PlacedAdapter:
+        """Read an adapter and place it, not yet served; one call at a time.
+
+        Waits for: the folder's disk. Unblocked by: it, or a deadline.
+
+        Raises:
+            BadRequestError: it cannot be read, is none, or does not fit the model.
+        """
+        known = self._known
+        free = None if known is None else self._lora.free_place(known.layout)
+        if known is not None and free is not None and await self._fill(known, free, folder):
+            return self._lora.place_filled(serial, free, known.scale)
+        return await run_in_thread(f"load-{folder.name}", lambda: self._take_apart(serial, folder))
+
+    def close(self) -> None:
+        """End the process that reads; safe to call twice."""
+        filler, self._filler = self._filler, None
+        if filler is not None:
+            filler.process.kill()
+
+    async def _fill(self, known: _Known, free: FreePlace, folder: Path) -> bool:
+        """Whether another process has read the adapter to its place."""
+        size = free.room.place_bytes
+        try:
+            process = await self._process_for(known, free.room)
+            return await process.fill(folder, free.place * size, size)
+        except TimeoutError:
+            self.close()
+            raise BadRequestError(f"the adapter in {folder} cannot be read: its disk does not answer") from None
+        except ProcessDiedError as error:
+            _log.warning("%s; the adapter in %s is read by the engine itself", error, folder)
+            self.close()
+            return False
+
+    async def _process_for(self, known: _Known, room: LoraRoom) -> FillerProcess:
+        filler = self._filler
+        if filler is None or filler.room is not room or filler.known is not known:
+            self.close()
+            assert room.descriptor is not None
+            num_bytes = room.num_places * room.place_bytes
+            process = await FillerProcess.start(room.descriptor, num_bytes, known.config, known.header)
+            filler = self._filler = _Filler(process, room, known)
+        return filler.process
+
+    def _take_apart(self, serial: int, folder: Path) -> PlacedAdapter:
         with open_adapter(folder) as file:
-            known = self._known
-            if known is not None and known.is_like(file) and (place := self._lora.free_place(known.layout)):
-                file.fill(place.memory_E)
-                return self._lora.place_filled(serial, place, known.scale)
             self._known = None
-            adapter = parse_adapter(msgspec.json.decode(file.config), file.tensors(), self._max_rank)
+            adapter = parse_adapter(msgspec.json.decode(file.config), read_tensors(file), self._max_rank)
             placed = self._lora.place(serial, adapter)
             layout = LoraLayout.of(adapter)
             # A file with bytes that no matrix has may have them in front.

@@ -90,7 +90,7 @@ class AdapterService:
                 tensors = load_named_tensors(payload)
                 return self._lora.place(serial, parse_adapter(body.get("config_dict"), tensors, self._max_rank))
 
-            await self._put(name, _FROM_TENSORS, place)
+            await self._put(name, _FROM_TENSORS, lambda serial: run_in_thread("load", lambda: place(serial)))
         return self._answer()
 
     async def _unload(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -103,17 +103,20 @@ class AdapterService:
             if request.adapter == serial:
                 await request.done.wait()
         async with self._lock:
+            async with self._scheduler.between_steps():
+                self._lora.remove(serial)
             self._leaving.remove(name)
             del self._loaded[name]
-            self._lora.remove(serial)
         return self._answer()
 
-    async def _put(self, name: str, source: str, place: Callable[[int], PlacedAdapter]) -> None:
-        """Read and write aside in a thread, so that steps go on, then serve."""
+    async def _put(self, name: str, source: str, place: Callable[[int], Awaitable[PlacedAdapter]]) -> None:
+        """Read and write aside, while steps go on, then serve."""
         serial = next(self._serials)
         async with self._lock:
             self._check_is_new(name)
-            self._lora.put(await run_in_thread(f"load-{name}", lambda: place(serial)))
+            placed = await place(serial)
+            async with self._scheduler.between_steps():
+                self._lora.put(placed)
             self._loaded[name] = LoadedAdapter(serial, source)
 
     def _check_is_new(self, name: str) -> None:

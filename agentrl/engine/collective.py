@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -50,12 +51,17 @@ class WeightGroups:
         def meet() -> WeightGroup:
             return join_group(address, port, world_size, rank, name, backend, self._collective_s)
 
+        # The library begins its own time limit anew each time that it tries to connect.
+        meeting = asyncio.ensure_future(run_in_thread(f"join-{name}", meet))
+        await asyncio.wait({meeting}, timeout=self._collective_s)
         try:
-            group = await run_in_thread(f"join-{name}", meet)
+            if not meeting.done():
+                meeting.add_done_callback(_leave_if_met)
+                raise TimeoutError(f"not all came within {self._collective_s:g} s")
+            self._groups[name] = meeting.result()
         except (RuntimeError, ValueError, OSError) as error:
             del self._groups[name]
             raise BadRequestError(f"group {name} did not form at {address}:{port}: {error}") from error
-        self._groups[name] = group
         return name
 
     async def receive(self, name: str, work: Callable[[Receive], Result]) -> Result:
@@ -99,6 +105,12 @@ class WeightGroups:
         group = self._groups.pop(name, None)
         if group is not None:
             _leave_in_background(group)
+
+
+def _leave_if_met(meeting: asyncio.Future[WeightGroup]) -> None:
+    """Members that came when nobody waited any more."""
+    if not meeting.cancelled() and meeting.exception() is None:
+        _leave_in_background(meeting.result())
 
 
 def _leave_in_background(group: WeightGroup) -> None:

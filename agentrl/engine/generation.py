@@ -27,8 +27,9 @@ class GenerationService:
         self._adapters = adapters
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
+        self._withdrawals: set[asyncio.Task[None]] = set()
 
-    async def generate(self, body: dict[str, Any], hangup: asyncio.Task[None]) -> Any:
+    async def generate(self, body: dict[str, Any], hangup: asyncio.Future[None]) -> Any:
         """One answer, or a list of them for a batch.
 
         Waits for: all requests of the body. Unblocked by: their end, by whatever cause; `hangup`, which
@@ -39,7 +40,7 @@ class GenerationService:
         """
         try:
             requests, is_batch = self._parse(body)
-            self._submit(requests, hangup)
+            await self._submit(requests, hangup)
             for request in requests:
                 await request.done.wait()
         finally:
@@ -47,7 +48,7 @@ class GenerationService:
         answers = [_answer(request) for request in requests]
         return answers if is_batch else answers[0]
 
-    async def stream(self, body: dict[str, Any], hangup: asyncio.Task[None]) -> AsyncIterator[bytes]:
+    async def stream(self, body: dict[str, Any], hangup: asyncio.Future[None]) -> AsyncIterator[bytes]:
         """Server-sent events, each with all output so far; ends with ``[DONE]``.
 
         Waits for: the next token. Unblocked by: it, or the request's end; `hangup` aborts it.
@@ -59,7 +60,7 @@ class GenerationService:
             request = requests[0]
             changed = asyncio.Event()
             request.on_change = changed.set
-            self._submit(requests, hangup)
+            await self._submit(requests, hangup)
         except BadRequestError as error:
             hangup.cancel()
             yield _event({"error": {"message": str(error)}})
@@ -76,20 +77,28 @@ class GenerationService:
             hangup.cancel()
         yield b"data: [DONE]\n\n"
 
-    def _submit(self, requests: list[Request], hangup: asyncio.Task[None]) -> None:
+    async def _submit(self, requests: list[Request], hangup: asyncio.Future[None]) -> None:
         for number, request in enumerate(requests):
             try:
                 self._scheduler.submit(request)
             except BadRequestError:
-                self._withdraw(requests[:number])
+                await self._withdraw(requests[:number])
                 raise
-        hangup.add_done_callback(lambda _: self._withdraw(requests))
+        hangup.add_done_callback(lambda _: self._withdraw_later(requests))
 
-    def _withdraw(self, requests: list[Request]) -> None:
-        """Nobody waits for these any more."""
-        for request in requests:
-            if request.finish_reason is None:
-                self._scheduler.abort(request.rid)
+    def _withdraw_later(self, requests: list[Request]) -> None:
+        if all(request.finish_reason is not None for request in requests):
+            return
+        task = asyncio.create_task(self._withdraw(requests), name="withdraw")
+        self._withdrawals.add(task)
+        task.add_done_callback(self._withdrawals.discard)
+
+    async def _withdraw(self, requests: list[Request]) -> None:
+        """Nobody waits for these any more. Waits for: the step under way. Unblocked by: its end."""
+        async with self._scheduler.between_steps():
+            for request in requests:
+                if request.finish_reason is None:
+                    self._scheduler.abort(request.rid)
 
     def _parse(self, body: dict[str, Any]) -> tuple[list[Request], bool]:
         prompts = body.get("input_ids")

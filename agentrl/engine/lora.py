@@ -22,15 +22,10 @@ _FIRST_PLACES = 4
 
 @dataclass(frozen=True, slots=True)
 class FreePlace:
-    """A place that no request reads."""
+    """A place that no request reads, in a room that another process can fill."""
 
     place: int
     room: LoraRoom
-
-    @property
-    def memory_E(self) -> torch.Tensor:
-        """What to fill."""
-        return self.room.memory_NE[self.place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,38 @@ class PlacedAdapter:
     place: int
     room: LoraRoom
     free: tuple[int, ...]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Uniform:
+    """All rows of a pass go through the adapter in one place."""
+
+    place: int
+    scale: float
+
+    def added(self, input_BTI: torch.Tensor, matrices: LoraMatrices, output_BTO: torch.Tensor) -> torch.Tensor:
+        """The output with the adapter's change; rows and tokens may be one dimension."""
+        hidden_NR = input_BTI.flatten(0, -2) @ matrices.a_NRI[self.place].mT
+        output_NO = output_BTO.flatten(0, -2)
+        return torch.addmm(output_NO, hidden_NR, matrices.b_NOR[self.place].mT, alpha=self.scale).view_as(output_BTO)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """Each row of a pass goes through the adapter in its own place [B], with its own scale [B, 1, 1]."""
+
+    places: torch.Tensor
+    scales_B11: torch.Tensor
+
+    def added(self, input_BTI: torch.Tensor, matrices: LoraMatrices, output_BTO: torch.Tensor) -> torch.Tensor:
+        """The output with each row's change; rows and tokens may be one dimension."""
+        num_rows = len(self.places)
+        rows_BTI = input_BTI.reshape(num_rows, -1, input_BTI.shape[-1])
+        rows_BTO = output_BTO.reshape(num_rows, -1, output_BTO.shape[-1])
+        # The scale goes where the numbers are fewest, and not into the matrices: these are read as they are on disk.
+        hidden_BTR = rows_BTI @ matrices.a_NRI[self.places].mT * self.scales_B11
+        return torch.baddbmm(rows_BTO, hidden_BTR, matrices.b_NOR[self.places].mT).view_as(output_BTO)
 
 
 class LoraStack:
@@ -63,12 +90,12 @@ class LoraStack:
             if isinstance(module, torch.nn.Linear) and name.startswith(inside)
         }
         self._places: dict[int, int] = {}
+        self._scales: dict[int, float] = {}
         self._free: tuple[int, ...] = ()
         self._room: LoraRoom | None = None
         self._matrices: Mapping[str, LoraMatrices] = {}
         self._hooks: dict[str, RemovableHandle] = {}
-        self._num_rows = 0
-        self._selected: int | torch.Tensor | None = None
+        self._selected: _Uniform | _Mixed | None = None
 
     def place(self, serial: int, adapter: LoraAdapter) -> PlacedAdapter:
         """Write an adapter beside those that are served; one call at a time.
@@ -79,32 +106,35 @@ class LoraStack:
         self._check(adapter)
         room, free = self._room_for(adapter)
         room.write(free[0], adapter)
-        return PlacedAdapter(serial, free[0], room, free[1:])
+        return PlacedAdapter(serial, free[0], room, free[1:], adapter.scale)
 
     def free_place(self, layout: LoraLayout) -> FreePlace | None:
-        """Where an adapter of that layout may be put as it is; None if it has to be copied matrix by matrix."""
+        """Where another process may put an adapter of that layout as it is; None if it has to be copied here."""
         room = self._room
-        if room is None or not self._free or layout != room.layout or room.memory_NE.device.type != "cpu":
+        if room is None or room.descriptor is None or not self._free or layout != room.layout:
             return None
         return FreePlace(self._free[0], room)
 
     def place_filled(self, serial: int, free: FreePlace, scale: float) -> PlacedAdapter:
-        """An adapter that was put into a free place with its changes still to be scaled."""
-        free.room.scale(free.place, scale)
-        return PlacedAdapter(serial, free.place, free.room, self._free[1:])
+        """An adapter that was put into a free place."""
+        return PlacedAdapter(serial, free.place, free.room, self._free[1:], scale)
 
     def put(self, placed: PlacedAdapter) -> None:
         """Serve an adapter from the next step on."""
         self._places[placed.serial] = placed.place
-        self._room, self._free = placed.room, placed.free
+        self._scales[placed.serial] = placed.scale
+        self._free = placed.free
         self._selected = None
-        for name in placed.room.matrices.keys() - self._hooks.keys():
+        if placed.room is self._room:
+            return
+        self._room, self._matrices = placed.room, placed.room.matrices
+        for name in self._matrices.keys() - self._hooks.keys():
             self._hooks[name] = self._linears[name].register_forward_hook(self._adder(name))
-        self._matrices = placed.room.matrices
 
     def remove(self, serial: int) -> None:
         """Forget an adapter that no request uses."""
         self._free += (self._places.pop(serial),)
+        del self._scales[serial]
         self._selected = None
         if not self._places:
             for hook in self._hooks.values():
@@ -119,9 +149,12 @@ class LoraStack:
         places = np.asarray([self._places.get(int(serial), 0) for serial in serials])
         if not places.any():
             return
-        self._num_rows = len(places)
-        is_uniform = (places == places[0]).all()
-        self._selected = int(places[0]) if is_uniform else torch.from_numpy(places).to(self._device)
+        scales = [self._scales.get(int(serial), 0.0) for serial in serials]
+        if (places == places[0]).all():
+            self._selected = _Uniform(int(places[0]), scales[0])
+        else:
+            scales_B11 = torch.tensor(scales, dtype=self._dtype)[:, None, None]
+            self._selected = _Mixed(torch.from_numpy(places).to(self._device), scales_B11.to(self._device))
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -162,10 +195,7 @@ class LoraStack:
         def add(_module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             if self._selected is None:
                 return output
-            matrices = self._matrices[name]
-            input_BTI = args[0].reshape(self._num_rows, -1, args[0].shape[-1])
-            change_BTO = input_BTI @ matrices.a_NRI[self._selected].mT @ matrices.b_NOR[self._selected].mT
-            return output + change_BTO.reshape(output.shape)
+            return self._selected.added(args[0], self._matrices[name], output)
 
         return add
 

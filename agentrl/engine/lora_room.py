@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from agentrl.engine.peft import LoraAdapter
-from agentrl.engine.zeros import lazy_zeros
+from agentrl.engine.zeros import lazy_zeros, shared_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,9 @@ class LoraMatrices:
 class LoraRoom:
     """Places for adapters of one layout; a smaller one is padded with zeros, and place 0 is zero.
 
-    Memory [N, E] holds a place in each row, so that a file of this layout is read into a row as it is.
+    Memory [N, E] holds a place of `place_bytes` in each row, so that a file of this layout is read into a row as it is.
+    Where another process can do that, `descriptor` is that of a file which maps this memory, open as long as the room
+    is there.
 
     Example: two modules of 6 and 8 values at rank 1 make rows of A1 B1 A2 B2, and ``matrices[second].a_NRI`` begins
     in column 6 of each.
@@ -63,8 +68,14 @@ class LoraRoom:
         sizes = [
             layout.rank * size for n in layout.modules for size in (linears[n].in_features, linears[n].out_features)
         ]
-        device = str(linears[layout.modules[0]].weight.device)
-        self.memory_NE = lazy_zeros((num_places, sum(sizes)), layout.dtype, device)
+        self.place_bytes = sum(sizes) * layout.dtype.itemsize
+        device, shape = str(linears[layout.modules[0]].weight.device), (num_places, sum(sizes))
+        self.descriptor: int | None = None
+        if device == "cpu" and sys.platform == "linux":
+            self.memory_NE, self.descriptor = shared_zeros(shape, layout.dtype)
+            weakref.finalize(self, os.close, self.descriptor)
+        else:
+            self.memory_NE = lazy_zeros(shape, layout.dtype, device)
         self.matrices: dict[str, LoraMatrices] = {}
         pieces = iter(self.memory_NE.split(sizes, dim=1))
         for name in layout.modules:
@@ -103,9 +114,3 @@ class LoraRoom:
         if zeroed:
             torch._foreach_zero_(zeroed)
         torch._foreach_copy_(targets, sources)
-        self.scale(place, adapter.scale)
-
-    def scale(self, place: int, factor: float) -> None:
-        """Multiply the changes of a place."""
-        if factor != 1.0:
-            torch._foreach_mul_([matrices.rows[place][1] for matrices in self.matrices.values()], factor)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-import torch
-import uvicorn
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
 
-from agentrl.engine.app import build_app
+import torch
+
+from agentrl.engine.calls import CallServer
+from agentrl.engine.link import Kind, Message
 from agentrl.engine.options import EngineOptions
+from agentrl.engine.server import EngineServer
+from agentrl.process.loop import run_async
 from agentrl.process.parent import die_with_parent
+from agentrl.types.errors import EngineError
+
+_EXIT_S = 5.0
 
 
 def run_engine(options: EngineOptions, attended: bool) -> None:
@@ -15,9 +29,72 @@ def run_engine(options: EngineOptions, attended: bool) -> None:
 
     Raises:
         ConfigError: the model cannot be loaded.
+        EngineError: the process that speaks HTTP has ended, as it does where the port is in use.
     """
     if attended:
         die_with_parent()
     torch.set_num_threads(options.threads)
-    app = build_app(options)
-    uvicorn.run(app, host=options.host, port=options.port, log_level="warning", timeout_keep_alive=600)
+    front = FrontProcess.start(options.host, options.port)
+    try:
+        is_told_to = run_async(_serve(EngineServer(options), options.token, front))
+    finally:
+        front.close()
+    if not is_told_to:
+        raise EngineError(
+            f"nobody speaks HTTP at port {options.port} for this engine any more: the process that does has ended, and "
+            "its last words are above; if the port is in use give another --port"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FrontProcess:
+    """The process that speaks HTTP, and this end of the socket to it; it ends when that is closed."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+
+    @classmethod
+    def start(cls, host: str, port: int) -> FrontProcess:
+        """Start it; it takes the port, and calls once it is told that the engine is ready."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "agentrl.engine.front", str(theirs.fileno()), host, str(port)]
+            return cls(subprocess.Popen(command, pass_fds=[theirs.fileno()]), ours)
+
+    def close(self) -> None:
+        """Let it end, and the port be free."""
+        self.link.close()
+        try:
+            self.process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+async def _serve(server: EngineServer, token: str | None, front: FrontProcess) -> bool:
+    """Whether the engine was told to end; if not, its front has ended.
+
+    Waits for: an interrupt, or the front's end. Unblocked by: these; a step that fails ends the process.
+    """
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted.set)
+    calls = CallServer(server, token)
+    await loop.create_unix_connection(lambda: calls.link, sock=front.link)
+    steps = asyncio.create_task(server.scheduler.run(), name="engine-steps")
+    steps.add_done_callback(_exit_if_failed)
+    calls.link.send(Message(Kind.READY))
+    waits = [asyncio.create_task(event.wait()) for event in (interrupted, calls.ended)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    # A thread that computes while the interpreter ends would crash the process.
+    async with server.scheduler.between_steps():
+        steps.cancel()
+    calls.link.close()
+    return interrupted.is_set()
+
+
+def _exit_if_failed(task: asyncio.Task[None]) -> None:
+    """A step loop that fails would leave every request waiting for ever: end the process instead."""
+    if not task.cancelled() and task.exception() is not None:
+        traceback.print_exception(task.exception())
+        os._exit(1)

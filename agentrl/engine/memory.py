@@ -29,6 +29,16 @@ class MemoryRoutes:
 
     async def _release(self, body: dict[str, Any]) -> None:
         tags = _tags(body)
+        async with self._scheduler.between_steps():
+            self._release_now(tags)
+
+    async def _resume(self, body: dict[str, Any]) -> None:
+        tags = _tags(body)
+        async with self._scheduler.between_steps():
+            if "kv_cache" in tags:
+                self._scheduler.model.cache.resume()
+
+    def _release_now(self, tags: list[str]) -> None:
         scheduler = self._scheduler
         is_idle = not scheduler.num_running and (scheduler.pause_mode is not None or not scheduler.num_waiting)
         if not is_idle:
@@ -38,10 +48,6 @@ class MemoryRoutes:
             scheduler.model.cache.release()
         if "weights" in tags:
             self._store.release()
-
-    async def _resume(self, body: dict[str, Any]) -> None:
-        if "kv_cache" in _tags(body):
-            self._scheduler.model.cache.resume()
 
     def _refusal(self) -> str | None:
         if self._scheduler.model.cache.is_released:

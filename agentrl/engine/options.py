@@ -22,6 +22,18 @@ class UpdateOptions(ConfigModel):
     """Seconds that a broadcast group has to form, and that each bucket may take; raise it for slow links."""
 
 
+class StepOptions(ConfigModel):
+    """How an engine steps."""
+
+    prefill_tokens: int = 4096
+    """Prompt tokens that one step may process; smaller keeps replies to other callers flowing."""
+    long_step_s: Annotated[float, Field(ge=0)] = 0.1
+    """Seconds from which a step is computed in a thread, while calls are taken and answered; 0 does so with all.
+
+    Shorter ones are cheaper on the event loop, and calls wait for their end. Lower it if other callers cannot.
+    """
+
+
 class EngineOptions(ConfigModel):
     """Options of ``agentrl engine``."""
 
@@ -43,8 +55,8 @@ class EngineOptions(ConfigModel):
     """Requests that generate at once; the rest queue. Each takes a row of the KV cache."""
     context_length: int | None = None
     """Longest prompt plus reply in tokens; the model's own limit if not given."""
-    prefill_tokens: int = 4096
-    """Prompt tokens that one step may process; smaller keeps replies to other callers flowing."""
+    steps: StepOptions = StepOptions()
+    """What one step computes, and where."""
     updates: UpdateOptions = UpdateOptions()
     """Versions, adapters and broadcasts."""
     deterministic: bool = False

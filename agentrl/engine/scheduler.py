@@ -1,38 +1,48 @@
-"""The step loop: which requests run, what one forward pass computes, what pausing does to them."""
+"""The step loop: which requests run, when the next pass is computed, what pausing does to them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 
 import numpy as np
 
+from agentrl.engine.forward import Computed, ForwardPass, PassRunner
 from agentrl.engine.model import ServedModel
 from agentrl.engine.pause import PauseMode
 from agentrl.engine.request import BadRequestError, Request
 from agentrl.engine.slots import SlotTable
-from agentrl.engine.steps import StepRunner, WeightLabels
+from agentrl.engine.steps import StepPlanner, WeightLabels
 
-# From a socket to its handler a call takes several turns of the loop; with fewer, a pause lasts several steps.
-_TURNS_BETWEEN_STEPS = 8
+# From a socket to its handler a call takes several turns of the loop; with fewer, a pause lasts several short steps.
+_TURNS_BETWEEN_STEPS = 4
 
 
 class Scheduler:
     """Runs requests over the slots of one model.
 
+    A step is planned and its outcome handed out on the event loop; its forward pass may be computed in a thread.
+    Then requests are taken, and questions answered, meanwhile. What changes who runs, or what the model computes with,
+    is done between two steps: whoever does it is in `between_steps`.
+
     Invariants: a request is waiting, running (it owns a slot) or finished; a finished request's answer
     holds every token that was drawn for it; while paused no token is drawn.
     """
 
-    def __init__(self, model: ServedModel, num_slots: int, prefill_tokens: int, rounds: bool, version: str) -> None:
+    def __init__(
+        self, model: ServedModel, passes: PassRunner, num_slots: int, prefill_tokens: int, version: str
+    ) -> None:
         self.model = model
         self.slots = SlotTable(num_slots)
         self._labels = WeightLabels(version)
-        self._steps = StepRunner(model, self.slots, self._labels, prefill_tokens, rounds)
+        self._planner = StepPlanner(model, self.slots, self._labels, prefill_tokens)
+        self._passes = passes
+        self._between = asyncio.Lock()
+        self._is_computing = False
         self._waiting: deque[Request] = deque()
-        self._running = self._steps.running
+        self._running = self._planner.running
         self._paused: PauseMode | None = None
         self._num_holds = 0
         self.refusal: Callable[[], str | None] = lambda: None
@@ -82,6 +92,7 @@ class Scheduler:
 
     def abort(self, rid: str | None) -> int:
         """End the request of exactly this id, or all; returns how many. Unknown ids are no error."""
+        self._check_is_between_steps()
         waiting = [r for r in self._waiting if rid in (None, r.rid)]
         running = [r for r in self._running.values() if rid in (None, r.rid)]
         for request in waiting:
@@ -94,6 +105,7 @@ class Scheduler:
 
     def pause(self, mode: PauseMode) -> int:
         """Stop drawing tokens; returns how many requests were interrupted. Pausing again changes nothing."""
+        self._check_is_between_steps()
         if self._paused is not None:
             return 0
         self._paused = mode
@@ -112,6 +124,7 @@ class Scheduler:
 
     def flush(self) -> bool:
         """Forget all cached KV; False, and nothing changes, while requests own slots."""
+        self._check_is_between_steps()
         if self._running:
             return False
         self.slots.flush()
@@ -119,10 +132,12 @@ class Scheduler:
 
     def loaded(self, version: str | None) -> None:
         """The model's weights have just changed; cached KV is of the old ones from now on."""
+        self._check_is_between_steps()
         self._labels.append(version or self.version)
 
     def relabel(self, version: str) -> None:
         """Rename the weights that are served; their KV stays theirs."""
+        self._check_is_between_steps()
         self._labels.rename(version)
 
     @contextmanager
@@ -135,38 +150,81 @@ class Scheduler:
             self._num_holds -= 1
             self._wake.set()
 
-    async def wait_until_still(self) -> None:
-        """Hold back the queue until nothing runs, unless paused already.
+    def loop_needed(self) -> AbstractContextManager[None]:
+        """Let calls be taken and answered during every step meanwhile, not only during long ones."""
+        return self._passes.loop_needed()
+
+    def between_steps(self) -> AbstractAsyncContextManager[None]:
+        """No token is drawn while it lasts; who came first is let in first.
+
+        Waits for: the step under way, and who came before. Unblocked by: their ends.
+        """
+        return self._between
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Between two steps with nothing running, unless paused; the queue is held back until it ends.
 
         Waits for: running requests. Unblocked by: their end, or a pause.
         """
         with self.held_queue():
-            while self._running and self._paused is None:
-                self._still.clear()
-                await self._still.wait()
+            await self._until_still()
+            try:
+                yield
+            finally:
+                self._between.release()
 
     async def run(self) -> None:
-        """Step for ever, letting handlers run between steps.
+        """Step for ever.
 
-        Waits for: a request, or the end of a pause. Unblocked by: submit, resume.
+        Waits for: a request, the end of a pause, or who is between two steps. Unblocked by: submit, resume, their ends.
         """
         while True:
-            can_admit = self._waiting and not self._num_holds
-            if self._paused is not None or not (self._running or can_admit):
+            if not self._can_step():
                 self._wake.clear()
                 await self._wake.wait()
-            if self._paused is None:
-                self.step()
+            async with self._between:
+                if self._can_step():
+                    await self._step()
             for _ in range(_TURNS_BETWEEN_STEPS):
                 await asyncio.sleep(0)
 
-    def step(self) -> None:
-        """Admit what fits, then one forward pass."""
+    def begin_step(self) -> ForwardPass:
+        """Admit what fits, and plan one forward pass."""
         while self._waiting and not self._num_holds and self._admit(self._waiting[0]):
             self._waiting.popleft()
-        self._steps.step()
+        self._is_computing = True
+        return self._planner.plan()
+
+    def end_step(self, planned: ForwardPass, computed: Computed) -> None:
+        """Hand out what the pass computed."""
+        self._is_computing = False
+        self._planner.commit(planned, computed)
         if not self._running:
             self._still.set()
+
+    async def _until_still(self) -> None:
+        """Acquires what holds back steps."""
+        while True:
+            while self._running and self._paused is None:
+                self._still.clear()
+                await self._still.wait()
+            await self._between.acquire()
+            if self._paused is not None or not self._running:
+                return
+            self._between.release()
+
+    async def _step(self) -> None:
+        planned = self.begin_step()
+        self.end_step(planned, await self._passes.run(planned))
+
+    def _can_step(self) -> bool:
+        can_admit = bool(self._waiting) and not self._num_holds
+        return self._paused is None and (bool(self._running) or can_admit)
+
+    def _check_is_between_steps(self) -> None:
+        if self._is_computing:
+            raise RuntimeError("a step is being computed; wait in between_steps() before this")
 
     def _admit(self, request: Request) -> bool:
         context = np.asarray(request.prompt_ids + request.output_ids, np.int32)
@@ -178,10 +236,7 @@ class Scheduler:
             reusable = 0
             self.slots.lengths[slot] = 0
             request.prompt_logprobs.clear()
-        if reusable and source != slot:
-            self.model.copy_prefix(source, slot, reusable)
-        request.slot, request.cached_tokens = slot, reusable
-        self._running[slot] = request
+        self._planner.begin(request, slot, reusable, source)
         return True
 
     def _retract(self) -> None:
@@ -193,6 +248,6 @@ class Scheduler:
     def _drop(self, request: Request) -> None:
         """Take a request off its slot, whose tokens stay for reuse."""
         if request.slot is not None:
-            self._steps.drop(request)
+            self._planner.drop(request)
         if not self._running:
             self._still.set()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import Response
-
 from agentrl.engine.adapters import AdapterService
+from agentrl.engine.forward import PassRunner
 from agentrl.engine.generation import GenerationService
 from agentrl.engine.memory import MemoryRoutes
 from agentrl.engine.model import ServedModel
@@ -30,9 +30,9 @@ class EngineServer:
         store = WeightStore(model.network)
         self.scheduler = Scheduler(
             model,
+            PassRunner(model, options.deterministic, options.steps.long_step_s),
             options.max_running_requests,
-            options.prefill_tokens,
-            options.deterministic,
+            options.steps.prefill_tokens,
             options.updates.weight_version,
         )
         self.adapters = AdapterService(model.lora, self.scheduler, options.updates.max_lora_rank)
@@ -41,7 +41,7 @@ class EngineServer:
         self._memory = MemoryRoutes(self.scheduler, store)
 
     def control_routes(self) -> dict[str, Handler]:
-        """POST routes by path; each takes the JSON body."""
+        """POST routes by path; each takes the JSON body and returns one, or bytes as they are."""
         return {
             "/abort_request": self._abort,
             "/pause_generation": self._pause,
@@ -52,8 +52,12 @@ class EngineServer:
             **self.adapters.routes(),
         }
 
-    def model_info(self) -> dict[str, Any]:
-        """What is served; answers whatever state the engine is in."""
+    def views(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """GET routes by path; they answer whatever state the engine is in."""
+        return {"/model_info": self._model_info, "/health": lambda: {"status": "ok"}, "/v1/models": self._models}
+
+    def _model_info(self) -> dict[str, Any]:
+        """What is served."""
         return {
             "model_path": str(self._options.model),
             "weight_version": self.scheduler.version,
@@ -66,35 +70,40 @@ class EngineServer:
             "num_waiting": self.scheduler.num_waiting,
         }
 
-    def models(self) -> dict[str, Any]:
+    def _models(self) -> dict[str, Any]:
         """What can be asked for."""
         base = {"id": str(self._options.model), "object": "model", "owned_by": "agentrl"}
         loaded = self.adapters.sources().items()
         adapters = [base | {"id": name, "root": source, "parent": base["id"]} for name, source in loaded]
         return {"object": "list", "data": [base, *adapters]}
 
-    async def _abort(self, body: dict[str, Any]) -> Response:
+    async def _abort(self, body: dict[str, Any]) -> bytes:
         rid = body.get("rid")
         if not body.get("abort_all") and not isinstance(rid, str):
             raise BadRequestError("abort_request needs rid or abort_all")
-        self.scheduler.abort(None if body.get("abort_all") else rid)
-        return Response()
+        async with self.scheduler.between_steps():
+            self.scheduler.abort(None if body.get("abort_all") else rid)
+        return b""
 
     async def _pause(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
             mode = PauseMode(body.get("mode", PauseMode.ABORT))
         except ValueError:
             raise BadRequestError(f"mode must be one of {[str(m) for m in PauseMode]}") from None
-        interrupted = self.scheduler.pause(mode)
+        async with self.scheduler.between_steps():
+            interrupted = self.scheduler.pause(mode)
         return {"status": "ok", "message": "Generation paused successfully.", "num_paused_requests": interrupted}
 
     async def _continue(self, body: dict[str, Any]) -> dict[str, Any]:
-        if self.scheduler.num_waiting and (reason := self.scheduler.refusal()) is not None:
-            raise BadRequestError(reason)
-        self.scheduler.resume()
+        # In its turn: it must not overtake a pause that was asked for before it.
+        async with self.scheduler.between_steps():
+            if self.scheduler.num_waiting and (reason := self.scheduler.refusal()) is not None:
+                raise BadRequestError(reason)
+            self.scheduler.resume()
         return {"status": "ok", "message": "Generation continued successfully."}
 
     async def _flush(self, body: dict[str, Any]) -> dict[str, Any]:
-        if not self.scheduler.flush():
-            raise BadRequestError(f"Flush cache failed: {self.scheduler.num_running} requests hold KV")
+        async with self.scheduler.between_steps():
+            if not self.scheduler.flush():
+                raise BadRequestError(f"Flush cache failed: {self.scheduler.num_running} requests hold KV")
         return {"status": "ok", "message": "Cache flushed."}

@@ -1,12 +1,13 @@
-"""One step of the loop: which tokens one forward pass computes, and what it draws."""
+"""Which tokens the next forward pass computes, and what becomes of what it drew."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from agentrl.engine.forward import Computed, Draws, ForwardPass, PrefixCopy, PromptScores
 from agentrl.engine.model import ServedModel
 from agentrl.engine.request import Request
-from agentrl.engine.sampler import draw
+from agentrl.engine.sampler import Draw
 from agentrl.engine.slots import SlotTable
 
 
@@ -39,32 +40,50 @@ class WeightLabels:
         self._labels[-1] = label
 
 
-class StepRunner:
-    """Computes and draws for the requests that own slots; ends those that are done."""
+class StepPlanner:
+    """Plans passes for the requests that own slots and hands out what was computed; ends those that are done.
 
-    def __init__(
-        self, model: ServedModel, slots: SlotTable, labels: WeightLabels, prefill_tokens: int, rounds: bool
-    ) -> None:
+    Invariant: between a plan and its `commit` no request takes or leaves a slot.
+    """
+
+    def __init__(self, model: ServedModel, slots: SlotTable, labels: WeightLabels, prefill_tokens: int) -> None:
         self.running: dict[int, Request] = {}
         self._model = model
         self._slots = slots
         self._labels = labels
         self._prefill_tokens = prefill_tokens
-        self._rounds = rounds
         self._prefilled_last = False
+        self._copies: list[PrefixCopy] = []
 
-    def step(self) -> None:
-        """One forward pass: pending prompt pieces and single tokens take turns."""
+    def begin(self, request: Request, slot: int, num_cached: int, source: int) -> None:
+        """Let a request own a slot that it took, whose first `num_cached` tokens another slot `source` has."""
+        if num_cached and source != slot:
+            self._copies.append(PrefixCopy(source, slot, num_cached))
+        request.slot, request.cached_tokens = slot, num_cached
+        self.running[slot] = request
+
+    def plan(self) -> ForwardPass:
+        """The next pass, of at least one request: pending prompt pieces and single tokens take turns."""
         pending = {slot: self._num_pending(slot) for slot in self.running}
         prefill = [
             slot for slot, count in pending.items() if count > 1 or self.running[slot].params.max_new_tokens == 0
         ]
         decode = len(prefill) < len(pending)
-        if prefill and not (decode and self._prefilled_last):
-            self._step_prefill(prefill)
-        elif decode:
-            self._step_decode(set(pending) - set(prefill))
+        is_prefill = bool(prefill) and not (decode and self._prefilled_last)
         self._prefilled_last = not self._prefilled_last
+        return self._prefill(prefill) if is_prefill else self._decode(sorted(set(pending) - set(prefill)))
+
+    def commit(self, planned: ForwardPass, computed: Computed) -> None:
+        """Take in what a pass computed, and end the requests that are done."""
+        self._slots.lengths[planned.slots] += planned.sizes
+        for score, logprobs in zip(planned.scores, computed.logprobs, strict=True):
+            scored = self.running[score.slot].prompt_logprobs
+            scored += logprobs if scored else [None, *logprobs]
+        for request in [self.running[slot] for slot in planned.slots.tolist()]:
+            if request.params.max_new_tokens == 0 and request.num_context == self._slots.lengths[request.slot]:
+                self._end(request, {"type": "length", "length": 0})
+        if planned.draws is not None and computed.drawn is not None:
+            self._append(planned.draws.slots, computed.drawn)
 
     def drop(self, request: Request) -> None:
         """Take a request off its slot, whose tokens stay for reuse."""
@@ -78,63 +97,74 @@ class StepRunner:
         self._slots.release(slot)
         request.slot = None
 
-    def _step_prefill(self, slots: list[int]) -> None:
-        """Compute pending prompt tokens of as many requests as the budget holds, oldest first."""
+    def _prefill(self, waiting: list[int]) -> ForwardPass:
+        """Pending prompt tokens of as many requests as the budget holds, oldest first."""
         pieces: list[list[int]] = []
-        for slot in slots:
+        for slot in waiting:
             piece = self.running[slot].pending(int(self._slots.lengths[slot]))[: self._prefill_tokens]
             widest = max([len(piece), *map(len, pieces)])
             if pieces and widest * (len(pieces) + 1) > self._prefill_tokens:
                 break
             pieces.append(piece)
-        rows = np.asarray(slots[: len(pieces)])
-        width = max(map(len, pieces))
-        ids = np.zeros((len(rows), width), np.int64)
+        slots = np.asarray(waiting[: len(pieces)])
+        ids_BT = np.zeros((len(slots), max(map(len, pieces))), np.int64)
         for row, piece in enumerate(pieces):
-            ids[row, : len(piece)] = piece
+            ids_BT[row, : len(piece)] = piece
         sizes = np.asarray([len(piece) for piece in pieces])
-        hidden = self._model.forward(rows, ids, self._slots.lengths[rows], self._slots.adapter[rows])
-        self._score_prompts(rows, sizes, hidden, ids)
-        self._slots.lengths[rows] += sizes
-        ready = [row for row, slot in enumerate(rows) if self._num_pending(int(slot)) == 0]
-        if ready:
-            self._commit(rows[ready], hidden[ready, sizes[ready] - 1])
+        rows = np.asarray([row for row, size in enumerate(sizes) if self._draws_behind(waiting[row], size)], np.int64)
+        return ForwardPass(
+            rows=slots,
+            ids_BT=ids_BT,
+            starts_B=self._slots.lengths[slots],
+            adapters_B=self._slots.adapter[slots],
+            slots=slots,
+            sizes=sizes,
+            copies=self._take_copies(),
+            scores=self._scores(slots, sizes),
+            draws=self._draws_of(slots[rows], rows, sizes[rows] - 1) if len(rows) else None,
+        )
 
-    def _step_decode(self, slots: set[int]) -> None:
-        """One token for every request in `slots`.
+    def _decode(self, waiting: list[int]) -> ForwardPass:
+        """One token for every request in `waiting`.
 
         Mostly these are all slots up to the last busy one, and computing the few between them as well
         is cheaper than gathering the KV of some; what that writes is behind those slots' own tokens.
         """
-        active = np.asarray(sorted(slots))
+        active = np.asarray(waiting)
         rows = np.arange(self._slots.num_rows)
         is_dense = len(rows) <= 2 * len(active)
         if not is_dense or self._slots.lengths[rows].max() > self._slots.lengths[active].max():
             rows = active
         starts = self._slots.lengths[rows]
         last_column = self._slots.tokens.shape[1] - 1
-        ids = self._slots.tokens[rows, np.minimum(starts, last_column)][:, None].astype(np.int64)
         is_slice = len(rows) == rows[-1] + 1
-        hidden = self._model.forward(slice(0, len(rows)) if is_slice else rows, ids, starts, self._slots.adapter[rows])
-        self._slots.lengths[active] += 1
-        self._commit(active, hidden[np.searchsorted(rows, active), 0])
+        return ForwardPass(
+            rows=slice(0, len(rows)) if is_slice else rows,
+            ids_BT=self._slots.tokens[rows, np.minimum(starts, last_column)][:, None].astype(np.int64),
+            starts_B=starts,
+            adapters_B=self._slots.adapter[rows],
+            slots=active,
+            sizes=np.ones(len(active), np.int64),
+            copies=self._take_copies(),
+            scores=(),
+            draws=self._draws_of(active, np.searchsorted(rows, active), np.zeros(len(active), np.int64)),
+        )
 
-    def _commit(self, slots: np.ndarray, hidden: object) -> None:
-        """Draw a token for each slot's request and end those that are done."""
-        requests = [self.running[int(slot)] for slot in slots]
-        wanted = [r.params.max_new_tokens > 0 for r in requests]
-        if not all(wanted):
-            for request in (r for r, w in zip(requests, wanted, strict=True) if not w):
-                self._end(request, {"type": "length", "length": 0})
-            slots, hidden = slots[wanted], hidden[np.flatnonzero(wanted)]  # type: ignore[index]
-            requests = [r for r, w in zip(requests, wanted, strict=True) if w]
-        if not requests:
-            return
-        positions = np.asarray([r.num_context for r in requests])
-        drawn = draw(self._model.logits(hidden), [r.params for r in requests], positions, self._rounds)  # type: ignore[arg-type]
+    def _draws_behind(self, slot: int, size: int) -> bool:
+        """Whether a slot's request has its first token drawn once `size` more tokens of its context are computed."""
+        return self._num_pending(slot) == size and self.running[slot].params.max_new_tokens > 0
+
+    def _draws_of(self, slots: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> Draws:
+        requests = [self.running[slot] for slot in slots.tolist()]
+        positions = np.asarray([request.num_context for request in requests])
+        return Draws(slots, rows, columns, positions, [request.params for request in requests])
+
+    def _append(self, slots: np.ndarray, drawn: Draw) -> None:
+        """Give each slot's request its token, and end those that are done."""
         self._slots.append(slots, np.asarray(drawn.tokens, np.int32))
-        for row, request in enumerate(requests):
-            kv_label = self._labels.of(int(self._slots.origin[slots[row]]))
+        for row, slot in enumerate(slots.tolist()):
+            request = self.running[slot]
+            kv_label = self._labels.of(int(self._slots.origin[slot]))
             request.append(drawn.tokens[row], drawn.logprobs[row], self._labels.newest, kv_label)
             kept = drawn.kept_ids[row]
             if request.wants_mask and kept is not None:
@@ -155,18 +185,18 @@ class StepRunner:
         self.drop(request)
         request.finish(reason)
 
-    def _score_prompts(self, rows: np.ndarray, sizes: np.ndarray, hidden: object, ids: np.ndarray) -> None:
-        """Log-probabilities of prompt tokens for requests that asked for them, piece by piece."""
-        for row, slot in enumerate(rows):
-            request = self.running[int(slot)]
-            if request.score_from is None:
-                continue
-            start, size = int(self._slots.lengths[slot]), int(sizes[row])
-            targets = request.prompt_ids[start + 1 : start + size + 1]
-            if not request.prompt_logprobs:
-                request.prompt_logprobs.append(None)
-            logprobs = self._model.logits(hidden[row, : len(targets)]).log_softmax(-1)  # type: ignore[index]
-            request.prompt_logprobs += [float(logprobs[i, token]) for i, token in enumerate(targets)]
+    def _scores(self, slots: np.ndarray, sizes: np.ndarray) -> list[PromptScores]:
+        """What is wanted of the prompts' pieces that begin a pass."""
+        scores = []
+        for row, (slot, size) in enumerate(zip(slots.tolist(), sizes.tolist(), strict=True)):
+            request, start = self.running[slot], int(self._slots.lengths[slot])
+            if request.score_from is not None:
+                scores.append(PromptScores(slot, row, request.prompt_ids[start + 1 : start + size + 1]))
+        return scores
+
+    def _take_copies(self) -> list[PrefixCopy]:
+        copies, self._copies = self._copies, []
+        return copies
 
     def _num_pending(self, slot: int) -> int:
         return self.running[slot].num_context - int(self._slots.lengths[slot])

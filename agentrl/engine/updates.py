@@ -56,7 +56,8 @@ class UpdateRoutes:
         if self._session is not None:
             raise BadRequestError("a weight update is open already; end it first")
         self._session = UpdateSession()
-        await self._scheduler.wait_until_still()
+        async with self._scheduler.still():
+            pass
         return {"status": "ok", "message": "Weight update begun."}
 
     async def _end(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +90,7 @@ class UpdateRoutes:
 
     async def _from_distributed(self, body: dict[str, Any]) -> dict[str, Any]:
         session = self._open_session("update_weights_from_distributed")
-        return await self._add(session, body, lambda: read_broadcast(body, self._groups, self._store))
+        return await self._add(session, body, lambda: self._receive(body, read_broadcast))
 
     async def _join(self, body: dict[str, Any]) -> dict[str, Any]:
         name = await self._groups.join(body)
@@ -105,7 +106,7 @@ class UpdateRoutes:
             stamp = await run_in_thread("stamp", lambda: folder_stamp(folder))
             staged = await run_in_thread("stage", lambda: self._store.stage_folder(folder).with_digests())
         elif "group_name" in body:
-            staged = await read_broadcasts(body, self._groups, self._store)
+            staged = await self._receive(body, read_broadcasts)
         else:
             read = _tensor_reader(body)
             staged = await run_in_thread("stage", lambda: self._store.stage(read()).with_digests())
@@ -119,25 +120,38 @@ class UpdateRoutes:
 
     async def _swap(self, body: dict[str, Any]) -> dict[str, Any]:
         version = _text(body, "weight_version")
+        self._staged_as(version)
+        if not body.get("in_place"):
+            async with self._scheduler.still():
+                return self._serve_now(self._staged_as(version), version, body.get("flush_cache", True))
+        async with self._scheduler.between_steps():
+            return self._exchange(self._staged_as(version), version)
+
+    def _staged_as(self, version: str) -> StagedWeights:
+        """Raises BadRequestError, also to a call whose repetition was served while it waited for the step under way."""
         if self._prepared is None or self._prepared.version != version:
             raise BadRequestError(f"nothing is staged as version {version}; call stage_weights first")
-        if body.get("in_place"):
-            return self._exchange(self._prepared.weights, version)
-        return await self._serve(self._prepared.weights, version, body.get("flush_cache", True))
+        return self._prepared.weights
 
     async def _relabel(self, body: dict[str, Any]) -> dict[str, Any]:
         version = body.get("new_version")
         if not isinstance(version, str):
             raise BadRequestError("update_weight_version needs new_version, a string")
-        if body.get("abort_all_requests", True):
-            self._scheduler.abort(None)
-        self._scheduler.relabel(version)
+        async with self._scheduler.between_steps():
+            if body.get("abort_all_requests", True):
+                self._scheduler.abort(None)
+            self._scheduler.relabel(version)
         return {"success": True, "message": f"Weight version updated to {version}.", "new_version": version}
 
     async def _check(self, body: dict[str, Any]) -> dict[str, Any]:
         if body.get("action") != "checksum":
             raise BadRequestError("weights_checker serves the action 'checksum' only")
         return {"success": True, "checksums": self._store.checksums(), "weight_version": self._scheduler.version}
+
+    async def _receive(self, body: dict[str, Any], read: Callable[..., Awaitable[StagedWeights]]) -> StagedWeights:
+        """Waits as `read` does. Until it has the bytes the sender and all other engines wait for this one's answers."""
+        with self._scheduler.loop_needed():
+            return await read(body, self._groups, self._store)
 
     def _open_session(self, call: str) -> UpdateSession:
         if self._session is None:
@@ -162,7 +176,10 @@ class UpdateRoutes:
 
     async def _serve(self, staged: StagedWeights, version: str | None, flushes: bool) -> dict[str, Any]:
         """Exchange while nothing runs; flush first, so that a refusal leaves the engine as it was."""
-        await self._scheduler.wait_until_still()
+        async with self._scheduler.still():
+            return self._serve_now(staged, version, flushes)
+
+    def _serve_now(self, staged: StagedWeights, version: str | None, flushes: bool) -> dict[str, Any]:
         self._check_flush(flushes)
         if flushes:
             self._scheduler.flush()

@@ -41,6 +41,7 @@ class EngineClient:
         self._config = config
         self._pause_mode = pause_mode
         self._shelf = AdapterShelf()
+        self._listed: dict[str, Any] | None = None
         self._unloading: set[asyncio.Task[None]] = set()
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.AsyncClient(
@@ -126,16 +127,18 @@ class EngineClient:
         if self._shelf.newest is None:
             for name in filter(is_adapter_name, (await self._adapter_sources()).keys() - {adapter.name}):
                 self._unload_later(name)
-        body = {"lora_name": adapter.name, "lora_path": path}
+        body, self._listed = {"lora_name": adapter.name, "lora_path": path}, None
         try:
-            await self.update("/load_lora_adapter", body)
+            answer = await self.update("/load_lora_adapter", body)
         except EngineRefusedError:
             held = (await self._adapter_sources()).get(adapter.name)
             if held is None:
                 raise
+            answer = {}
             if held != path:
                 await self.update("/unload_lora_adapter", {"lora_name": adapter.name})
-                await self.update("/load_lora_adapter", body)
+                answer = await self.update("/load_lora_adapter", body)
+        self._listed = answer.get("loaded_adapters")
         if (old := self._shelf.put(adapter)) is not None:
             self._unload_later(old.name)
 
@@ -179,10 +182,15 @@ class EngineClient:
         await self._control("/update_weight_version", body, self._config.control_s)
 
     async def receipt(self) -> Receipt:
-        """Version and checksums from the engine itself. Raises EngineError."""
+        """Version and checksums from the engine itself; of an adapter what it listed as it had loaded it.
+
+        Raises:
+            EngineError: the engine does not answer, or lacks the adapter.
+        """
         start = time.monotonic()
         if (adapter := self._shelf.newest) is not None:
-            if adapter.name not in await self._adapter_sources():
+            listed, self._listed = self._listed, None  # good for one receipt: later ones are about what it holds then
+            if adapter.name not in (await self._adapter_sources() if listed is None else listed):
                 raise self._lacks(adapter)
             return Receipt(self.name, adapter.version, {}, time.monotonic() - start, 0)
         info = await self.model_info()

@@ -11,6 +11,7 @@ from pathlib import Path
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig
 from agentrl.orchestration.commands import EngineLaunch, engine_command
+from agentrl.process.parent import attended_environment
 from agentrl.process.ports import free_port
 from agentrl.process.remote import tail
 from agentrl.types.errors import ConfigError, EngineError
@@ -44,7 +45,7 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **environment},
+                env={**os.environ, **attended_environment(), **environment},
             )
         url = f"http://127.0.0.1:{port}"
         engine = cls(launch, process, EngineClient(launch.name, url, client, publish.pause_mode))

@@ -16,8 +16,7 @@ HOMES = {
         "agentrl.cli.doctor",  # reports the hardware; lazily
     ),
     "transformers": ("agentrl.tokens", "agentrl.trainer", "agentrl.engine", "agentrl.testing.tiny_moe"),
-    "fastapi": ("agentrl.engine",),
-    "uvicorn": ("agentrl.engine",),
+    "uvicorn": ("agentrl.engine.front",),
     "httpx": ("agentrl.inference",),
     "httptools": ("agentrl.inference",),
     "renderers": ("agentrl.tokens",),
@@ -31,7 +30,7 @@ HOMES = {
     "docker": (),
 }
 LIGHT_MODULES = ("agentrl.config", "agentrl.orchestration.config", "agentrl.cli.main")
-TOO_HEAVY = ("torch", "transformers", "fastapi", "httpx", "matplotlib", "renderers", "tokenizers", "pyarrow")
+TOO_HEAVY = ("torch", "transformers", "uvicorn", "httpx", "matplotlib", "renderers", "tokenizers", "pyarrow")
 PROBE = """
 import importlib, json, sys
 found = {}

@@ -15,7 +15,8 @@ from tests.servers.sglang import running_sglang
 
 Models = Mapping[str, tuple[Path, Path]]
 Starter = Callable[[str, Path, Path], AbstractContextManager[str]]
-EMBEDDED_OPTIONS = ("--max-running-requests", "6", "--prefill-tokens", "64")
+# Tiny models make short steps: as long ones are computed, these are in a thread.
+EMBEDDED_OPTIONS = ("--max-running-requests", "6", "--prefill-tokens", "64", "--long-step-s", "0")
 
 
 class EnginePool:

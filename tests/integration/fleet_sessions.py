@@ -25,8 +25,8 @@ from agentrl.weights.tensors import TensorTransport
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 NUM_TOKENS = 160
-LONG_SEEDS = (1, 10, 11, 15, 21, 22)  # on the embedded engine they draw no end token that early
-FEW_RUNNING = 3
+NUM_SESSIONS = 6
+FEW_RUNNING = 2
 BUCKET_BYTES = 60_000
 LOAD_S = 60.0
 
@@ -67,15 +67,35 @@ async def play(router: EngineRouter, session: str, seed: int, num_tokens: int = 
     return parts
 
 
-async def start_sessions(router: EngineRouter, *engines: EngineCalls, name: str = "session") -> list[asyncio.Task]:
+class Sessions:
+    """Sessions that ask for one generation after another until they are told to finish, however fast engines are."""
+
+    def __init__(self, router: EngineRouter, name: str) -> None:
+        self._router, self._name = router, name
+        self._is_finishing = False
+        self.tasks = [asyncio.create_task(self._session(n)) for n in range(NUM_SESSIONS)]
+
+    async def _session(self, index: int) -> list[list[Generation]]:
+        played: list[list[Generation]] = []
+        while not self._is_finishing:
+            name = f"{self._name}-{index:04d}-{len(played):04d}"
+            played.append(await play(self._router, name, seed=index + NUM_SESSIONS * len(played)))
+        return played
+
+    async def finish(self) -> list[list[Generation]]:
+        """The parts of every generation, when the last ones have ended."""
+        self._is_finishing = True
+        return [parts for played in await asyncio.gather(*self.tasks) for parts in played]
+
+
+async def start_sessions(router: EngineRouter, *engines: EngineCalls, name: str = "session") -> Sessions:
     """Six sessions, of which several run on each engine when this returns."""
-    seeds = LONG_SEEDS
-    tasks = [asyncio.create_task(play(router, f"{name}-{n:04d}", seed)) for n, seed in enumerate(seeds)]
+    sessions = Sessions(router, name)
     async with asyncio.timeout(30):
         for calls in engines:
-            while (await calls.count())[0] < FEW_RUNNING and not all(task.done() for task in tasks):
+            while (await calls.count())[0] < FEW_RUNNING and not any(task.done() for task in sessions.tasks):
                 await asyncio.sleep(0.002)
-    return tasks
+    return sessions
 
 
 def check(parts: list[Generation], models: Mapping[PolicyVersion, Path], reference: Reference) -> set[PolicyVersion]:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 RECIPE = """
 name = "test"
 steps = 3
@@ -107,6 +109,16 @@ def engine_of(run: Path) -> int:
     """The process of a run's engine."""
     arguments = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in processes_of(run)}
     return next(pid for pid, line in sorted(arguments.items()) if "--weight-version" in line)
+
+
+def wait_for_requests(run: Path, count: int = 2, within_s: float = 60.0) -> None:
+    """Until a run's engine draws tokens for so many: it rests while the trainer is behind."""
+    arguments = Path(f"/proc/{engine_of(run)}/cmdline").read_text().split("\0")
+    url = f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}/model_info"
+    until = time.monotonic() + within_s
+    while httpx.get(url, trust_env=False).json()["num_running"] < count:
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 @contextmanager

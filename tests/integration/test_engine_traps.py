@@ -10,7 +10,8 @@ from engine_server import EngineCalls, Reference, finish_of, logprobs_of
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 ENDLESS = {"max_new_tokens": 3000, "ignore_eos": True}
-LONG = {"max_new_tokens": 250, "ignore_eos": True}
+LONG = {"max_new_tokens": 400, "ignore_eos": True}
+_EXPECTED_S = 20.0  # for what comes at once, but on a busy machine
 
 
 async def test_an_abort_may_match_every_id_that_begins_alike(engine: EngineCalls) -> None:
@@ -39,8 +40,9 @@ async def test_a_frozen_request_is_aborted_at_once_or_when_the_pause_ends(engine
     frozen = await engine.start_running(PROMPT, "frozen-request-0001", **ENDLESS)
     await engine.ok("/pause_generation", mode="in_place")
     await engine.ok("/abort_request", rid="frozen-request-0001")
-    done, _ = await asyncio.wait([frozen], timeout=0.5)
-    assert bool(done) is engine.server.traits.aborts_frozen_at_once
+    at_once = engine.server.traits.aborts_frozen_at_once
+    done, _ = await asyncio.wait([frozen], timeout=_EXPECTED_S if at_once else 0.5)
+    assert bool(done) is at_once
     await engine.ok("/continue_generation")
     answer = await frozen
     assert finish_of(answer) == "abort"
@@ -51,7 +53,8 @@ async def test_a_paused_engine_says_which_weights_it_serves(engine: EngineCalls)
     await engine.ok("/pause_generation", mode="abort")
     assert (await engine.info())["weight_version"] == "0.0"
     try:
-        health = (await engine.http.get("/health", timeout=1.0)).status_code
+        patience_s = _EXPECTED_S if engine.server.traits.answers_health_while_paused else 1.0
+        health = (await engine.http.get("/health", timeout=patience_s)).status_code
     except httpx.ReadTimeout:
         health = None
     assert health == (200 if engine.server.traits.answers_health_while_paused else None)
@@ -62,10 +65,11 @@ async def test_a_request_that_a_pause_holds_back_is_aborted_or_runs_when_it_ends
     held = engine.start(PROMPT, "held-back-0001", max_new_tokens=5, ignore_eos=True)
     await asyncio.sleep(0.2)
     await engine.ok("/abort_request", abort_all=True)
-    done, _ = await asyncio.wait([held], timeout=0.5)
-    assert bool(done) is engine.server.traits.aborts_held_back
+    aborts = engine.server.traits.aborts_held_back
+    done, _ = await asyncio.wait([held], timeout=_EXPECTED_S if aborts else 0.5)
+    assert bool(done) is aborts
     await engine.ok("/continue_generation")
-    assert finish_of(await held) == ("abort" if engine.server.traits.aborts_held_back else "length")
+    assert finish_of(await held) == ("abort" if aborts else "length")
 
 
 async def test_an_id_used_again_soon_after_a_stream_may_be_aborted(engine: EngineCalls) -> None:

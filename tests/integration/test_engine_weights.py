@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from agentrl.inference.checksum import tensor_checksum
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-LONG = {"max_new_tokens": 200, "ignore_eos": True}
+NUM_TOKENS = 400  # so that calls come in time, however slow the machine is
+LONG = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ async def test_a_retracted_request_goes_on_under_the_new_weights_with_fresh_cach
     await engine.ok("/continue_generation")
     answer = await task
     (old, start, switch), (new, again, end) = spans_of(answer)
-    assert (old, start, new, again, end) == ("0.0", 0, "0.1", switch, 200)
+    assert (old, start, new, again, end) == ("0.0", 0, "0.1", switch, NUM_TOKENS)
     output = answer["output_ids"]
     before = reference.sampled(engine.server.model, PROMPT, output)[:switch]
     after = reference.sampled(engine.server.other_model, PROMPT, output)[switch:]
@@ -116,11 +117,11 @@ async def test_a_request_frozen_in_place_goes_on_with_its_old_cache(engine: Engi
     await engine.ok("/continue_generation")
     answer = await task
     switch = spans_of(answer)[0][2]
-    assert spans_of(answer) == [("0.0", 0, switch), ("0.1", switch, 200)]
+    assert spans_of(answer) == [("0.0", 0, switch), ("0.1", switch, NUM_TOKENS)]
     after = reference.sampled(engine.server.other_model, PROMPT, answer["output_ids"])[switch:]
     assert logprobs_of(answer)[switch:] != pytest.approx(after, abs=1e-3)
     if engine.server.traits.reports_kv_versions:
-        assert spans_of(answer, "kv_versions") == [("0.0", 0, 200)]
+        assert spans_of(answer, "kv_versions") == [("0.0", 0, NUM_TOKENS)]
 
 
 async def test_an_aborted_request_goes_on_from_its_tokens_under_the_new_weights(
@@ -146,7 +147,7 @@ async def test_an_update_of_a_running_engine_waits_for_what_runs(engine: EngineC
     late = engine.start(PROMPT, max_new_tokens=3, ignore_eos=True)
     answer = await task
     assert finish_of(answer) == "length"
-    assert spans_of(answer) == [("0.0", 0, 200)]
+    assert spans_of(answer) == [("0.0", 0, NUM_TOKENS)]
     await update
     assert spans_of(await late) == [("0.1", 0, 3)]
 

@@ -46,6 +46,7 @@ def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Pat
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 3, process)
     first = runs.engine_of(run)
+    runs.wait_for_requests(run)
     os.kill(first, signal.SIGKILL)
     step = runs.metrics(run)[-1]["step"]
     runs.wait_for_step(run, step + 8, process)

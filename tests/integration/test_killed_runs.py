@@ -78,6 +78,7 @@ def test_weights_that_come_out_otherwise_are_of_a_new_epoch_and_nothing_is_lost(
     process = runs.start(tmp_path, tiny_model, "steps=9", "checkpoint.interval_steps=100")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 4, process)
+    runs.wait_for_requests(run)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert runs.processes_are_gone(run)

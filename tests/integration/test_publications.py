@@ -32,11 +32,11 @@ async def _publish_twice(
     models = {FIRST: engine.server.model, SECOND: engine.server.other_model, THIRD: engine.server.model}
     seen: set[PolicyVersion] = set()
     for version in (SECOND, THIRD):
-        tasks = await start_sessions(router, engine, name=f"session-{version.step}")
+        sessions = await start_sessions(router, engine, name=f"session-{version.step}")
         (receipt,) = await publisher.publish(make_manifest(models[version], version))
         assert receipt.version == version
-        for task in tasks:
-            seen |= check(await task, models, reference)
+        for parts in await sessions.finish():
+            seen |= check(parts, models, reference)
         after = await play(router, f"after-{version.step}", seed=1)
         assert check(after, models, reference) == {version}
     assert FIRST in seen
@@ -47,14 +47,14 @@ async def _publish_twice(
 
 
 @pytest.mark.parametrize("kind", ["disk", "broadcast", "tensors", "delta"])
-async def test_a_session_goes_on_under_the_new_weights_by_everymake_transport(
+async def test_a_session_goes_on_under_the_new_weights_by_every_transport(
     engine: EngineCalls, reference: Reference, tmp_path: Path, kind: str
 ) -> None:
     await _publish_twice(engine, make_transport(kind, tmp_path, 1), reference)
 
 
 @pytest.mark.parametrize("kind", ["disk", "broadcast", "tensors"])
-async def test_every_shard_takes_the_new_weights_by_everymake_transport(
+async def test_every_shard_takes_the_new_weights_by_every_transport(
     sharded_engine: EngineCalls, reference: Reference, tmp_path: Path, kind: str
 ) -> None:
     await _publish_twice(sharded_engine, make_transport(kind, tmp_path, 2), reference)
@@ -73,9 +73,9 @@ async def test_requests_frozen_in_place_go_on_in_one_reply_and_name_the_old_kv(
     router = EngineRouter(Fleet([client], FIRST))
     first = make_manifest(engine.server.model, FIRST)
     publisher = StagedPublisher(router.fleet, DiskTransport(in_place=True), PublishConfig(), first)
-    tasks = await start_sessions(router, engine)
+    sessions = await start_sessions(router, engine)
     await publisher.publish(make_manifest(engine.server.other_model, SECOND))
-    replies = [await task for task in tasks]
+    replies = await sessions.finish()
     assert [len(parts) for parts in replies] == [1] * len(replies), "a frozen request needs no second call"
     switched = [part for (part,) in replies if {span.version for span in part.versions} == {FIRST, SECOND}]
     assert switched

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from engine_server import EngineCalls, Reference
-from fleet_sessions import BUCKET_BYTES, LONG_SEEDS, check, make_manifest, make_transport, play, start_sessions
+from fleet_sessions import BUCKET_BYTES, check, make_manifest, make_transport, play, start_sessions
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
@@ -50,9 +50,9 @@ async def doomed(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineProc
     await process.close()
 
 
-def _publisher(router: EngineRouter, transport: WeightTransport) -> StagedPublisher:
+def _publisher(router: EngineRouter, transport: WeightTransport, patience_s: float = 2.0) -> StagedPublisher:
     first = WeightsManifest("main", FIRST, "/no/first/weights", {}, 0)
-    return StagedPublisher(router.fleet, transport, PublishConfig(), first)
+    return StagedPublisher(router.fleet, transport, PublishConfig(patience_s=patience_s), first)
 
 
 @pytest.mark.parametrize("kind", ["disk", "broadcast", "tensors", "delta"])
@@ -67,18 +67,19 @@ async def test_two_publications_under_load_reach_every_engine_by_every_transport
     clients = [EngineClient(n, c.server.url, ClientConfig(), "abort", c.server.token) for n, c in fleet.items()]
     router = EngineRouter(Fleet(clients, FIRST))
     transport = make_transport(kind, tmp_path)
-    publisher = _publisher(router, transport)
+    publisher = _publisher(router, transport, patience_s=60.0)
     models = {FIRST: engine_model, SECOND: other_model, THIRD: engine_model}
     seen: set[PolicyVersion] = set()
     for version in (SECOND, THIRD):
-        tasks = await start_sessions(router, *fleet.values())
+        sessions = await start_sessions(router, *fleet.values())
         receipts = await publisher.publish(make_manifest(models[version], version))
-        assert {(receipt.engine, receipt.version) for receipt in receipts} == {("a", version), ("b", version)}
-        for parts in await asyncio.gather(*tasks):
+        reached = {(receipt.engine, receipt.version) for receipt in receipts}
+        assert reached == {("a", version), ("b", version)}, router.fleet.aside
+        for parts in await sessions.finish():
             seen |= check(parts, models, reference)
     assert FIRST in seen
     assert len(seen) > 1
-    after = await asyncio.gather(*(play(router, f"after-{seed:04d}", seed) for seed in LONG_SEEDS[:2]))
+    after = await asyncio.gather(*(play(router, f"after-{seed:04d}", seed) for seed in (1, 2)))
     assert [check(parts, models, reference) for parts in after] == [{THIRD}, {THIRD}]
     await publisher.close()
     await router.fleet.members["a"].engine.close()
@@ -115,7 +116,7 @@ async def test_a_stopped_engine_holds_nobody_and_is_named_with_its_phase(
         while "doomed" not in router.fleet.aside:
             await router.fleet.wait_for_change()
     assert "swap of version 0.1 failed" in router.fleet.aside["doomed"]
-    (parts,) = await asyncio.gather(play(router, "session-0000", LONG_SEEDS[0]))
+    parts = await play(router, "session-0000", 1)
     assert check(parts, {SECOND: other_model}, reference) == {SECOND}
     await publisher.close()
     await healthy.close()
@@ -150,7 +151,7 @@ async def test_a_sender_killed_in_mid_broadcast_costs_only_its_engine_and_names_
     assert served == make_manifest(engine_model, SECOND).checksums
     transport._broadcast = original  # type: ignore[method-assign]
     assert (await publisher.sync("b")).version == SECOND
-    parts = await play(router, "session-0000", LONG_SEEDS[0])
+    parts = await play(router, "session-0000", 1)
     assert check(parts, {SECOND: other_model}, reference) == {SECOND}
     await publisher.close()
     for client in clients:

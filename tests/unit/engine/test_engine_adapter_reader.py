@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from safetensors.torch import save, save_file
 
-from agentrl.engine.adapter_reader import open_adapter
+from agentrl.engine.adapter_file import open_adapter
+from agentrl.engine.adapter_reader import read_tensors
 from agentrl.engine.request import BadRequestError
 
 CONFIG = {"r": 2, "lora_alpha": 4}
@@ -32,7 +33,7 @@ def _damaged(folder: Path, content: bytes) -> Path:
 def _read(folder: Path) -> None:
     with open_adapter(folder) as file:
         json.loads(file.config)
-        file.tensors()
+        read_tensors(file)
 
 
 def _file(header: object, body: bytes) -> bytes:
@@ -48,7 +49,7 @@ def test_what_safetensors_writes_is_read(tmp_path_factory, layout: list[tuple[li
     generator = torch.Generator().manual_seed(seed)
     tensors = {f"t{n}": torch.randn(shape, generator=generator).to(kind) for n, (shape, kind) in enumerate(layout)}
     with open_adapter(_write(tmp_path_factory.mktemp("adapter"), tensors)) as file:
-        found = file.tensors()
+        found = read_tensors(file)
     assert json.loads(file.config) == CONFIG
     assert found.keys() == tensors.keys()
     assert all(found[n].dtype == t.dtype and torch.equal(found[n], t) for n, t in tensors.items())

@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import make_scheduler, step
 
 from agentrl.engine.lora import LoraStack
 from agentrl.engine.model import ServedModel, load_network
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.peft import LoraAdapter, LoraPair
 from agentrl.engine.request import BadRequestError, DrawParams, Request
-from agentrl.engine.scheduler import PauseMode, Scheduler
+from agentrl.engine.scheduler import PauseMode
 
 UP, Q = "model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj"  # [64, 32] and [32, 32]
 SHAPES = {UP: (64, 32), Q: (32, 32)}
@@ -136,7 +137,7 @@ def model(tiny_model: Path) -> ServedModel:
 
 
 def _run(model: ServedModel, adapters: list[int], pause_after: int | None = None) -> list[Request]:
-    scheduler = Scheduler(model, 4, prefill_tokens=8, rounds=False, version="0.0")
+    scheduler = make_scheduler(model, 4, prefill_tokens=8)
     params = DrawParams(6, 1.0, 0, 1.0, frozenset(), 7)
     requests = [Request(f"r{n}", PROMPT, params, False, None, None, a) for n, a in enumerate(adapters)]
     for request in requests:
@@ -145,7 +146,7 @@ def _run(model: ServedModel, adapters: list[int], pause_after: int | None = None
         if number == pause_after:
             scheduler.pause(PauseMode.RETRACT)
             scheduler.resume()
-        scheduler.step()
+        step(scheduler)
     assert all(request.finish_reason for request in requests)
     return requests
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from stepping import make_scheduler
 
 from agentrl.engine.memory import MemoryRoutes
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.request import BadRequestError, DrawParams, Request
-from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.slots import KVCache
 from agentrl.engine.weights import WeightStore
 from agentrl.engine.zeros import lazy_zeros
@@ -40,7 +40,7 @@ def test_a_released_cache_holds_no_byte_and_grows_again() -> None:
 
 async def test_releasing_everything_leaves_no_tensor_with_memory(model: ServedModel, tiny_model: Path) -> None:
     store = WeightStore(model.network)
-    scheduler = Scheduler(model, 2, 64, False, "0.0")
+    scheduler = make_scheduler(model, 2, prefill_tokens=64)
     release = MemoryRoutes(scheduler, store).routes()["/release_memory_occupation"]
     assert sum(tensor.untyped_storage().nbytes() for tensor in model.network.parameters()) > 0
     await release({})

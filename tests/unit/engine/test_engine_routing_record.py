@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stepping import make_scheduler, step
 
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
@@ -22,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.fixture
 def scheduler(model: ServedModel) -> Scheduler:
-    return Scheduler(model, 2, prefill_tokens=4, rounds=False, version="0.0")
+    return make_scheduler(model, 2, prefill_tokens=4)
 
 
 def _request() -> Request:
@@ -35,7 +36,7 @@ def _finish(scheduler: Scheduler, request: Request) -> np.ndarray:
         if request.finish_reason:
             assert request.routing is not None
             return request.routing
-        scheduler.step()
+        step(scheduler)
     raise AssertionError("the request does not end")
 
 
@@ -54,7 +55,7 @@ def test_an_aborted_request_keeps_the_experts_of_what_it_computed(scheduler: Sch
     request = _request()
     scheduler.submit(request)
     for _ in range(num_steps):
-        scheduler.step()
+        step(scheduler)
     scheduler.abort(None)
     num_known = 0 if request.routing is None else len(request.routing)
     assert num_known == [0, 4, 8, 10, 11, 12, 13, 14][num_steps]
@@ -69,12 +70,12 @@ def test_a_request_that_is_aborted_while_it_computes_its_context_again_loses_no_
     request = _request()
     scheduler.submit(request)
     for _ in range(num_steps):
-        scheduler.step()
+        step(scheduler)
     scheduler.pause(PauseMode.RETRACT)
     num_before = 0 if request.routing is None else len(request.routing)
     scheduler.flush()
     scheduler.resume()
-    scheduler.step()
+    step(scheduler)
     scheduler.abort(None)
     assert request.routing is not None
     assert len(request.routing) >= num_before
@@ -86,7 +87,7 @@ def test_rows_that_grow_and_are_copied_keep_their_experts(scheduler: Scheduler) 
     long = Request("long", PROMPT, params, False, None, routed_from=0)
     scheduler.submit(long)
     for _ in range(30):
-        scheduler.step()
+        step(scheduler)
     branch = Request("branch", PROMPT + long.output_ids[:20], params, False, None, routed_from=0)
     scheduler.submit(branch)
     _finish(scheduler, long)

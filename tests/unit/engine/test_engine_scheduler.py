@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from stepping import make_scheduler, step
 
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
@@ -21,7 +22,7 @@ def model(tiny_model: Path) -> ServedModel:
 @pytest.fixture
 def scheduler(model: ServedModel) -> Scheduler:
     """Two slots and four prompt tokens a step, so that most things take several steps."""
-    return Scheduler(model, 2, prefill_tokens=4, rounds=False, version="0.0")
+    return make_scheduler(model, 2, prefill_tokens=4)
 
 
 def _requests(num_tokens: int = 5) -> list[Request]:
@@ -33,7 +34,7 @@ def _finish(scheduler: Scheduler, requests: list[Request]) -> None:
     for _ in range(200):
         if all(request.finish_reason for request in requests):
             return
-        scheduler.step()
+        step(scheduler)
     raise AssertionError("requests do not end")
 
 
@@ -56,7 +57,7 @@ def test_a_pause_after_any_step_changes_neither_tokens_nor_scores(
     for request in requests:
         scheduler.submit(request)
     for _ in range(num_steps):
-        scheduler.step()
+        step(scheduler)
     scheduler.pause(mode)
     scheduler.resume()
     _finish(scheduler, requests)
@@ -74,7 +75,7 @@ def test_an_abort_after_any_step_leaves_aligned_partial_outputs(scheduler: Sched
     for request in requests:
         scheduler.submit(request)
     for _ in range(num_steps):
-        scheduler.step()
+        step(scheduler)
     scheduler.abort(None)
     for request, other in zip(requests, expected, strict=True):
         num_drawn = len(request.output_ids)
@@ -93,7 +94,7 @@ def test_a_retracted_request_goes_on_under_new_weights_without_stale_cache(
     request.score_from = None
     scheduler.submit(request)
     for _ in range(num_steps):
-        scheduler.step()
+        step(scheduler)
     scheduler.pause(PauseMode.RETRACT)
     scheduler.loaded("0.1")
     scheduler.resume()

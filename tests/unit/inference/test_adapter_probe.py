@@ -40,7 +40,7 @@ async def _loaded(answers: dict[str, bytes]) -> AsyncIterator[tuple[EngineClient
     """A client that has loaded version 0.1's adapter on a server that holds it then, and calls its base 0.0."""
     answers |= {"/v1/models": _holds(), "/model_info": _says(BASE)}
     async with canned_server(answers) as server:
-        client = EngineClient("main-0", server.url, ClientConfig(control_s=1.0))
+        client = EngineClient("main-0", server.url, ClientConfig())
         await client.load_adapter("/staged/0.1", V1)
         server.answers["/v1/models"] = _holds(V1)
         yield client, server
@@ -73,3 +73,28 @@ async def test_an_adapter_that_was_replaced_while_the_engine_was_asked_is_not_lo
     async with _loaded(answers) as (client, _):
         answers.client = client
         assert await client.probe() == V2
+
+
+def _lists(*versions: PolicyVersion) -> bytes:
+    return json_answer({"loaded_adapters": {f"adapter-{version}": "/staged" for version in versions}})
+
+
+async def test_a_receipt_is_what_the_engine_listed_as_it_had_loaded_and_the_next_one_asks_again() -> None:
+    async with _loaded({"/load_lora_adapter": _lists(V1)}) as (client, server):
+        assert (await client.receipt()).version == V1
+        assert "/v1/models" not in server.paths()[1:]
+        server.answers["/v1/models"] = _holds()
+        with pytest.raises(EngineError, match=r"does not list adapter-0\.1"):
+            await client.receipt()
+
+
+async def test_a_load_that_lists_other_adapters_gives_no_receipt() -> None:
+    async with _loaded({"/load_lora_adapter": _lists(V2)}) as (client, _):
+        with pytest.raises(EngineError, match=r"does not list adapter-0\.1"):
+            await client.receipt()
+
+
+async def test_an_engine_that_lists_nothing_as_it_loads_is_asked_for_the_receipt() -> None:
+    async with _loaded({"/load_lora_adapter": json_answer({"success": True})}) as (client, server):
+        assert (await client.receipt()).version == V1
+        assert server.paths()[-1] == "/v1/models"

@@ -16,6 +16,8 @@ from agentrl.types.version import PolicyVersion
 
 REQUEST = GenerationRequest("rid-1", "session", np.asarray([5, 6], np.int32), 3, (1,), Sampling(), 7)
 QUICK = ClientConfig(generate_s=0.2, control_s=0.2, load_s=0.2, connect_s=0.2)
+"""For servers that never answer; one that does may be slow on a busy machine, so it gets `PATIENT`."""
+PATIENT = ClientConfig()
 GOOD = {
     "output_ids": [8, 9],
     "meta_info": {
@@ -28,7 +30,7 @@ GOOD = {
 
 async def _failure(answer: bytes) -> EpisodeError:
     async with canned_server({"/generate": answer}) as server:
-        client = EngineClient("main-0", server.url, QUICK)
+        client = EngineClient("main-0", server.url, PATIENT)
         with pytest.raises(EpisodeError) as caught:
             await client.generate(REQUEST)
         await client.close()
@@ -37,7 +39,7 @@ async def _failure(answer: bytes) -> EpisodeError:
 
 async def _control_error(path: str, answer: bytes, call: str, *arguments: Any) -> str:
     async with canned_server({path: answer}) as server:
-        client = EngineClient("main-0", server.url, QUICK)
+        client = EngineClient("main-0", server.url, QUICK if answer == HANGS else PATIENT)
         with pytest.raises(EngineError) as caught:
             await getattr(client, call)(*arguments)
         await client.close()
@@ -45,7 +47,7 @@ async def _control_error(path: str, answer: bytes, call: str, *arguments: Any) -
 
 
 async def test_an_engine_that_is_not_there_is_unreachable() -> None:
-    client = EngineClient("main-0", "http://127.0.0.1:9", QUICK)
+    client = EngineClient("main-0", "http://127.0.0.1:9", PATIENT)
     with pytest.raises(EpisodeError, match=r"main-0 at http://127\.0\.0\.1:9: ConnectError") as caught:
         await client.generate(REQUEST)
     assert (caught.value.failure.boundary, caught.value.failure.kind) == (Boundary.ENGINE, "unreachable")
@@ -119,7 +121,7 @@ async def test_an_answer_that_is_no_generation_breaks_the_contract(content: byte
 
 async def test_a_good_answer_is_read_and_its_connection_used_again() -> None:
     async with canned_server({"/generate": json_answer(GOOD)}) as server:
-        client = EngineClient("main-0", server.url, QUICK)
+        client = EngineClient("main-0", server.url, PATIENT)
         for _ in range(3):
             generation = await client.generate(REQUEST)
         await client.close()
@@ -148,7 +150,7 @@ async def test_scores_that_are_no_numbers_are_an_engine_error(meta: Any) -> None
 @pytest.mark.parametrize(("mode", "flushes"), [("abort", True), ("retract", True), ("in_place", False)])
 async def test_a_load_keeps_the_cache_of_requests_frozen_in_place(mode: Any, flushes: bool) -> None:
     async with canned_server({"/abort_request": plain_answer(b"")}) as server:
-        client = EngineClient("main-0", server.url, QUICK, mode)
+        client = EngineClient("main-0", server.url, PATIENT, mode)
         assert await client.pause() == 0
         await client.update_weights_from_disk("/w", PolicyVersion(0, 4))
         await client.abort_all()
@@ -163,7 +165,7 @@ async def test_a_load_keeps_the_cache_of_requests_frozen_in_place(mode: Any, flu
 async def test_only_a_pause_in_place_leaves_kv_of_old_weights_to_new_requests(mode: Any, step: int) -> None:
     answer = {**GOOD, "meta_info": {**GOOD["meta_info"], "cached_tokens": 12}}
     async with canned_server({"/generate": json_answer(answer)}) as server:
-        client = EngineClient("main-0", server.url, QUICK, mode)
+        client = EngineClient("main-0", server.url, PATIENT, mode)
         generation = await client.generate(replace(REQUEST, expects=PolicyVersion(0, 2)))
         await client.close()
     assert {span.version for span in generation.versions} == {PolicyVersion(0, 3)}

@@ -1,0 +1,92 @@
+"""The engine's two processes, one that speaks HTTP and one that computes: neither outlives the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentrl.process.ports import free_port
+
+_DEADLINE_S = 60.0
+
+
+class Engine:
+    """An engine's process, and the child of it that speaks HTTP."""
+
+    def __init__(self, model: Path, port: int, log: Path) -> None:
+        self.port, self.log = port, log
+        command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(model), "--port", str(port)]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+
+    def until_up(self) -> None:
+        deadline = time.monotonic() + _DEADLINE_S
+        while not self.is_listening():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def is_listening(self) -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/health", trust_env=False).status_code == 200
+        return False
+
+    def until_silent(self) -> None:
+        deadline = time.monotonic() + _DEADLINE_S
+        while self.is_listening():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    @property
+    def front_pid(self) -> int:
+        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(child)
+
+
+@pytest.fixture
+def engine(tiny_model: Path, tmp_path: Path) -> Iterator[Engine]:
+    engine = Engine(tiny_model, free_port(), tmp_path / "engine.log")
+    engine.until_up()
+    yield engine
+    with suppress(ProcessLookupError):
+        os.killpg(engine.process.pid, signal.SIGKILL)
+    engine.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_engine_that_is_told_to_end_leaves_its_port_free(engine: Engine, number: signal.Signals) -> None:
+    os.killpg(engine.process.pid, number)
+    assert engine.process.wait(_DEADLINE_S) == 0
+    with socket.create_server(("127.0.0.1", engine.port)):
+        pass
+    assert "Traceback" not in engine.log.read_text()
+
+
+def test_an_engine_that_is_killed_takes_its_front_with_it(engine: Engine) -> None:
+    os.kill(engine.process.pid, signal.SIGKILL)
+    engine.process.wait()
+    engine.until_silent()
+
+
+def test_an_engine_whose_front_is_killed_ends_and_says_so(engine: Engine) -> None:
+    os.kill(engine.front_pid, signal.SIGKILL)
+    assert engine.process.wait(_DEADLINE_S) == 1
+    assert f"nobody speaks HTTP at port {engine.port}" in engine.log.read_text()
+
+
+def test_a_port_in_use_is_an_error_that_names_it(tiny_model: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        engine = Engine(tiny_model, taken.getsockname()[1], tmp_path / "engine.log")
+        assert engine.process.wait(_DEADLINE_S) == 1
+        assert f"nobody speaks HTTP at port {engine.port}" in engine.log.read_text()
+        assert "address already in use" in engine.log.read_text().lower()
