@@ -11,9 +11,16 @@ Three kinds of file, of which the first alone is the truth:
   whenever it is missing, damaged, of another schema or of other segments. `open_journal` and `read_life` use it;
   `read_journal` needs none. Its path may be on a local disk.
 - **The archive** (``episodes/consumed-<step>-<number>.parquet``) holds what a checkpoint has made final: one row for an
-  episode, with its scalars, its tokens in list columns and the exact record (`read_archived`). After `archive`, `prune`
-  deletes the segments that nothing else needs. `settling` says when an episode is final. In a run `archiver` does both,
-  in a process of its own, so that packing a long run's episodes never takes turns with its event loop.
+  episode, with its scalars, its tokens in list columns and the exact record, which is its entries as the segments had
+  them (`read_archived`). After `archive`, `prune` deletes the segments that nothing else needs. `settling` says when an
+  episode is final. In a run `archiver` does both, in a process of its own, so that packing a long run's episodes never
+  takes turns with its event loop.
+
+Rollout workers wait for their disk in another process (`appender_process`), as a thread that syncs and an event loop
+that plays episodes wait for each other's interpreter several times a sync: 64 episodes on a loop that was busy for 85 %
+of the time waited 4.8 ms for their entries, 9 at most of a hundred, and 12.6 and 36 with a thread. What writes rarely,
+as the buffer does, has a thread. What a killed worker had sent may still be written behind its death, as what a disk
+held back may be: nobody was told that it is safe, and a successor's lease leaves it out.
 
 The archive is for other tools as it is::
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,13 @@ from pathlib import Path
 from agentrl.journal.columns import Consumed, ConsumedWriter, read_metadata
 from agentrl.journal.consumption import Checkpoint, consumed, last_checkpoint
 from agentrl.journal.disk import DISK, sync_path
-from agentrl.journal.entries import Dropped, Entry, Leased
+from agentrl.journal.entries import Dropped, Entry, body_of
+from agentrl.journal.frames import Frame
 from agentrl.journal.index import JournalIndex, with_index
-from agentrl.journal.life import build_life
+from agentrl.journal.life import counting
+from agentrl.journal.outline import LeasedOutline, Outline, outline_entry, outline_of
 from agentrl.journal.reading import all_segments
+from agentrl.journal.record import record_of
 from agentrl.journal.segments import sync_folder
 from agentrl.journal.settling import step_of
 from agentrl.process.crash_points import crash_point
@@ -114,18 +117,26 @@ def _episodes(journal: JournalIndex, keys: Sequence[tuple[int, int]]) -> Iterato
     outcomes = {number: _outcome(entry) for number, entry in journal.buffer_entries({source for _, source in keys})}
     for first in range(0, len(keys), _READ_AT_ONCE):
         sources = dict(keys[first : first + _READ_AT_ONCE])
-        entries = journal.entries(sources)
+        found = journal.frames(sources)
         for key, source in sources.items():
-            life = build_life(entries.get(key, []))
-            if life is not None and isinstance(life.entries[0], Leased) and not life.entries[0].taken_over:
-                yield outcomes[source](life.episode())
+            if (episode := _read(found.get(key, []))) is not None:
+                yield Consumed(*episode, *outcomes[source])
 
 
-def _outcome(entry: Entry) -> Callable[..., Consumed]:
+def _read(frames: Sequence[Frame]) -> tuple[Outline, bytes] | None:
+    """Outline and record of an episode; None if its first entry that counts is not its first lease."""
+    entries = [outline_entry(f.kind, body_of(f.schema, f.kind, f.payload)) for f in frames]
+    leases = [entry.taken_over if isinstance(entry, LeasedOutline) else None for entry in entries]
+    places = counting([(entry.token, taken_over) for entry, taken_over in zip(entries, leases, strict=True)])
+    if not places or leases[places[0]] != 0:
+        return None
+    return outline_of([entries[place] for place in places]), record_of(frames[place] for place in places)
+
+
+def _outcome(entry: Entry) -> tuple[str, str | None, int]:
     if isinstance(entry, Dropped):
-        return lambda episode: Consumed(episode, "dropped", entry.reason, entry.step)
-    step = step_of(entry)
-    return lambda episode: Consumed(episode, "trained", None, step)
+        return "dropped", entry.reason, entry.step
+    return "trained", None, step_of(entry)
 
 
 def _row_groups(rows: Iterator[Consumed]) -> Iterator[list[Consumed]]:
@@ -134,7 +145,7 @@ def _row_groups(rows: Iterator[Consumed]) -> Iterator[list[Consumed]]:
     tokens = 0
     for row in rows:
         group.append(row)
-        tokens += row.episode.num_tokens
+        tokens += row.outline.num_tokens
         if tokens >= _ROW_GROUP_TOKENS:
             yield group
             group, tokens = [], 0

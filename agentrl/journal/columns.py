@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl import codec
-from agentrl.types.episode import Episode, Node
+from agentrl.journal.outline import Column, NodeOutline, Outline
+from agentrl.journal.record import episode_of
+from agentrl.types.episode import Episode
 from agentrl.types.errors import StorageError
 
 _SPAN = pa.struct([("epoch", pa.int32()), ("step", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])
@@ -27,12 +29,13 @@ _REPEATED = ["task_id", "started_at", "stop_reason", "failure", "outcome", "reas
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """An episode and what became of it.
+    """An episode that is final: what the columns show of it, its exact record, and what became of it.
 
     `outcome` is ``trained``, and `step` the step that it helped to make, or ``dropped``, with a `reason`.
     """
 
-    episode: Episode
+    outline: Outline
+    record: bytes
     outcome: str
     reason: str | None
     step: int
@@ -40,20 +43,20 @@ class Consumed:
 
 Scalar = Callable[[Consumed], Any]
 _SCALARS: dict[str, tuple[pa.DataType, Scalar]] = {
-    "episode_id": (pa.string(), lambda row: row.episode.episode_id),
-    "task_id": (pa.string(), lambda row: row.episode.ticket.task.id),
-    "group": (pa.int64(), lambda row: row.episode.ticket.group),
-    "member": (pa.int32(), lambda row: row.episode.ticket.member),
-    "attempt": (pa.int32(), lambda row: row.episode.ticket.attempt),
-    "seed": (pa.int64(), lambda row: row.episode.ticket.seed),
-    "started_at": (pa.string(), lambda row: _started_at(row.episode)),
-    "stop_reason": (pa.string(), lambda row: row.episode.stop_reason),
-    "failure": (pa.string(), lambda row: None if row.episode.failure is None else str(row.episode.failure)),
-    "reward": (pa.float64(), lambda row: row.episode.reward),
-    "metrics": (pa.string(), lambda row: json.dumps(row.episode.metrics)),
-    "seconds": (pa.float64(), lambda row: row.episode.seconds),
-    "turns": (pa.int32(), lambda row: len(row.episode.turns)),
-    "sampled_tokens": (pa.int64(), lambda row: row.episode.num_sampled_tokens),
+    "episode_id": (pa.string(), lambda row: row.outline.ticket.episode_id),
+    "task_id": (pa.string(), lambda row: row.outline.ticket.task.id),
+    "group": (pa.int64(), lambda row: row.outline.ticket.group),
+    "member": (pa.int32(), lambda row: row.outline.ticket.member),
+    "attempt": (pa.int32(), lambda row: row.outline.ticket.attempt),
+    "seed": (pa.int64(), lambda row: row.outline.ticket.seed),
+    "started_at": (pa.string(), lambda row: _started_at(row.outline)),
+    "stop_reason": (pa.string(), lambda row: row.outline.ended.stop_reason),
+    "failure": (pa.string(), lambda row: None if (failed := row.outline.ended.failure) is None else str(failed)),
+    "reward": (pa.float64(), lambda row: row.outline.ended.reward),
+    "metrics": (pa.string(), lambda row: json.dumps(row.outline.ended.metrics)),
+    "seconds": (pa.float64(), lambda row: row.outline.ended.seconds),
+    "turns": (pa.int32(), lambda row: row.outline.turns),
+    "sampled_tokens": (pa.int64(), lambda row: row.outline.num_sampled_tokens),
     "outcome": (pa.string(), lambda row: row.outcome),
     "reason": (pa.string(), lambda row: row.reason),
     "step": (pa.int64(), lambda row: row.step),
@@ -74,13 +77,18 @@ SCHEMA = pa.schema(
 )
 
 
+_RECORDS = "agentrl.records"
+"""Stands in the footer of files whose records are entries; in one without it they are encoded episodes."""
+
+
 class ConsumedWriter:
     """Writes rows to a Parquet file, a row group for each call; use as a context manager."""
 
     def __init__(self, path: Path, metadata: dict[str, str]) -> None:
         """`metadata` stands in the file's footer."""
+        footer = {**metadata, _RECORDS: "entries"}
         self._file = pq.ParquetWriter(
-            path, SCHEMA.with_metadata(metadata), compression="zstd", use_dictionary=_REPEATED, write_statistics=True
+            path, SCHEMA.with_metadata(footer), compression="zstd", use_dictionary=_REPEATED, write_statistics=True
         )
 
     def __enter__(self) -> ConsumedWriter:
@@ -92,8 +100,8 @@ class ConsumedWriter:
     def write(self, rows: Sequence[Consumed]) -> None:
         """Append episodes. Raises OSError."""
         columns = [pa.array([of(row) for row in rows], kind) for kind, of in _SCALARS.values()]
-        columns += _token_columns([row.episode.nodes for row in rows])
-        columns.append(pa.array([codec.encode(row.episode) for row in rows], pa.binary()))
+        columns += _token_columns([row.outline.nodes for row in rows])
+        columns.append(pa.array([row.record for row in rows], pa.binary()))
         self._file.write_table(pa.Table.from_arrays(columns, schema=self._file.schema))
 
 
@@ -110,7 +118,7 @@ def read_archived(path: Path, episode_id: str) -> Episode:
     """The episode as it was, to the bit, from a file of the archive.
 
     Raises:
-        StorageError: the file cannot be read, or holds no such episode.
+        StorageError: the file cannot be read, was written by a newer program, or holds no such episode.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -119,7 +127,14 @@ def read_archived(path: Path, episode_id: str) -> Episode:
         raise StorageError(f"{path} cannot be read: {error}") from error
     if record is None:
         raise StorageError(f"{path} holds no episode {episode_id}; other files of its folder may")
-    return codec.decode(record, Episode)
+    return episodes_of(path, [record])[0]
+
+
+def episodes_of(path: Path, records: Sequence[bytes]) -> list[Episode]:
+    """The episodes that some records of a file are. Raises StorageError, also if a newer program wrote them."""
+    if _RECORDS in read_metadata(path):
+        return [episode_of(record) for record in records]
+    return [codec.decode(record, Episode) for record in records]
 
 
 def _record(file: pq.ParquetFile, episode_id: str) -> bytes | None:
@@ -130,36 +145,53 @@ def _record(file: pq.ParquetFile, episode_id: str) -> bytes | None:
     return None
 
 
-def _started_at(episode: Episode) -> str:
+def _started_at(episode: Outline) -> str:
     return json.dumps({policy: str(version) for policy, version in episode.ticket.started_at.items()})
 
 
-def _token_columns(episodes: Sequence[tuple[Node, ...]]) -> list[pa.Array]:
+def _token_columns(episodes: Sequence[Sequence[NodeOutline]]) -> list[pa.Array]:
     """The list columns of some episodes, each given by its nodes."""
     nodes = [node for of_episode in episodes for node in of_episode]
     lengths = [len(node.token_ids) for node in nodes]
-    sampled = np.repeat([node.sample is not None for node in nodes], lengths)
-    logprobs = [np.zeros(len(n.token_ids), np.float32) if n.sample is None else n.sample.logprobs for n in nodes]
-    offsets = np.cumsum([0] + [sum(len(node.token_ids) for node in of_episode) for of_episode in episodes])
+    sampled = np.repeat(np.asarray([node.sample is not None for node in nodes], np.bool_), lengths)
+    logprobs = np.zeros(len(sampled), np.float32)
+    logprobs[sampled] = _joined([node.sample.logprobs for node in nodes if node.sample is not None], np.float32)
     values = {
-        "token_ids": pa.array(_joined([node.token_ids for node in nodes]), pa.int32()),
-        "sampled": pa.array(sampled.astype(bool)),
-        "turn": pa.array(np.repeat([node.turn for node in nodes], lengths).astype(np.int32)),
-        "logprobs": pa.array(_joined(logprobs).astype(np.float32), mask=~sampled.astype(bool)),
+        "token_ids": pa.array(_joined([node.token_ids for node in nodes], np.int32)),
+        "sampled": pa.array(sampled),
+        "turn": pa.array(np.repeat(np.asarray([node.turn for node in nodes], np.int32), lengths)),
+        "logprobs": pa.array(logprobs, mask=~sampled),
     }
-    lists = [pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values[name]) for name in values]
-    return [*lists, pa.array([_spans(of_episode) for of_episode in episodes], pa.list_(_SPAN))]
+    offsets = _offsets([sum(len(node.token_ids) for node in of_episode) for of_episode in episodes])
+    lists = [pa.ListArray.from_arrays(offsets, values[name]) for name in values]
+    return [*lists, _versions(episodes)]
 
 
-def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
+def _joined(columns: Sequence[Column], dtype: type[np.generic]) -> np.ndarray:
+    """Columns behind one another; in one piece where all are of one type, as they are unless a program differed."""
+    kinds = {column.dtype for column in columns}
+    if len(kinds) == 1:
+        return np.frombuffer(b"".join([column.data for column in columns]), kinds.pop()).astype(dtype, copy=False)
+    pieces = [np.frombuffer(column.data, column.dtype).astype(dtype, copy=False) for column in columns]
+    return np.concatenate([np.zeros(0, dtype), *pieces])
 
 
-def _spans(nodes: tuple[Node, ...]) -> list[dict[str, int]]:
-    spans, at = [], 0
-    for node in nodes:
-        for span in node.sample.versions if node.sample else ():
-            version = {"epoch": span.version.epoch, "step": span.version.step}
-            spans.append({**version, "start": at + span.start, "end": at + span.end})
-        at += len(node.token_ids)
-    return spans
+def _versions(episodes: Sequence[Sequence[NodeOutline]]) -> pa.Array:
+    """Which version sampled which tokens of each row, by the places of these in the row."""
+    spans: list[tuple[int, int, int, int]] = []
+    counts = []
+    for of_episode in episodes:
+        at, before = 0, len(spans)
+        for node in of_episode:
+            for span in node.sample.versions if node.sample else ():
+                spans.append((span.version.epoch, span.version.step, at + span.start, at + span.end))
+            at += len(node.token_ids)
+        counts.append(len(spans) - before)
+    fields = np.asarray(spans, np.int64).reshape(-1, 4).T
+    columns = [pa.array(values, field.type) for values, field in zip(fields, _SPAN, strict=True)]
+    return pa.ListArray.from_arrays(_offsets(counts), pa.StructArray.from_arrays(columns, fields=list(_SPAN)))
+
+
+def _offsets(counts: Sequence[int]) -> pa.Array:
+    """Where each row's values begin, and where the last row's end."""
+    return pa.array(np.cumsum([0, *counts], dtype=np.int32))

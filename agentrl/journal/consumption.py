@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.journal.index import IN_ORDER, JournalIndex
+from agentrl.journal.segments import number_of
 from agentrl.journal.settling import CHECKPOINTED
-from agentrl.journal.writer import number_of
 from agentrl.types.errors import StorageError
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import xxhash
 
 MAGIC = 0xA97E
@@ -24,6 +25,8 @@ MAX_PAYLOAD_BYTES = 256 * 2**20
 MARK_KIND = 0xFFFF_FFFF
 _HEAD = struct.Struct("<HHII")
 _CHECKSUM = struct.Struct("<Q")
+# Magic, schema and kind as one number, the length, the checksum.
+_WHOLE_HEAD = struct.Struct("<QIQ")
 _IDENTITY = struct.Struct("<Q")
 HEADER_BYTES = _HEAD.size + _CHECKSUM.size
 MARK_BYTES = HEADER_BYTES + _IDENTITY.size
@@ -31,8 +34,7 @@ _MAGIC_BYTES = MAGIC.to_bytes(2, "little")
 _MARK_HEAD = _HEAD.pack(MAGIC, 0, MARK_KIND, _IDENTITY.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One entry of a journal.
 
     Example: a frame of kind 3 under schema 1 whose payload is 5 bytes long takes 25 bytes; `end` is where the next
@@ -107,17 +109,22 @@ def read_frames(
         yield Damage(start + at, proven, "the file has been cut short")
 
 
-def read_frame(identity: int, data: bytes, start: int) -> Frame | None:
-    """The frame that `data` is, no mark, at byte `start` of a segment; None if it is none: `read_frames` says why."""
-    if len(data) < HEADER_BYTES:
+def read_frame(identity: int, data: bytes, at: int, start: int) -> Frame | None:
+    """The entry that begins at `data[at]`, byte `start` of a segment; None if none does: `read_frames` says why.
+
+    For readers of many: all that it does is to compare one checksum.
+    """
+    if len(data) - at < HEADER_BYTES:
         return None
-    magic, schema, kind, length = _HEAD.unpack_from(data)
-    payload = data[HEADER_BYTES:]
-    if magic != MAGIC or kind == MARK_KIND or length != len(payload):
+    head, length, checksum = _WHOLE_HEAD.unpack_from(data, at)
+    end = at + HEADER_BYTES + length
+    payload = data[at + HEADER_BYTES : end]
+    if head & 0xFFFF != MAGIC or head >> 32 == MARK_KIND or end > len(data):
         return None
-    if _CHECKSUM.unpack_from(data, _HEAD.size)[0] != _checksum(identity, start, data[: _HEAD.size], payload):
+    signed = data[at : at + _HEAD.size] + payload
+    if xxhash.xxh3_64_intdigest(signed, (identity + start) & 0xFFFFFFFFFFFFFFFF) != checksum:
         return None
-    return Frame(schema, kind, payload, start, start + len(data))
+    return Frame(head >> 16 & 0xFFFF, head >> 32, payload, start, start + HEADER_BYTES + length)
 
 
 def find_identity(data: bytes | memoryview, start: int) -> int | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.journal.entries import NUMBERS, Dropped, Entry, Taken, episode_key, unpack
-from agentrl.journal.frames import Tear
+from agentrl.journal.frames import Frame, Tear
 from agentrl.journal.index_file import StaleIndexError, with_database
 from agentrl.journal.reading import all_segments, check_none_missing
 from agentrl.journal.scanning import SegmentReader
@@ -82,14 +82,18 @@ class JournalIndex:
 
     def entries(self, keys: Iterable[int]) -> dict[int, list[Any]]:
         """What the journal holds of some episodes, by key, in the order of the journal."""
+        return {key: [unpack(f.schema, f.kind, f.payload) for f in frames] for key, frames in self.frames(keys).items()}
+
+    def frames(self, keys: Iterable[int]) -> dict[int, list[Frame]]:
+        """As `entries`, not decoded."""
         rows = self.database.execute(
             "SELECT segments.name, starts, key FROM places JOIN segments ON segment = segments.id "
             "WHERE key IN (SELECT value FROM json_each(?)) " + IN_ORDER,
             (json.dumps(list(keys)),),
         )
-        found: dict[int, list[Any]] = {}
-        for key, entry in self._read((name, start, key) for name, starts, key in rows for start in array("Q", starts)):
-            found.setdefault(key, []).append(entry)
+        found: dict[int, list[Frame]] = {}
+        for key, frame in self._read((name, start, key) for name, starts, key in rows for start in array("Q", starts)):
+            found.setdefault(key, []).append(frame)
         return found
 
     def unfinished(self) -> list[int]:
@@ -110,7 +114,7 @@ class JournalIndex:
             "WHERE buffer.id IN (SELECT value FROM json_each(?)) " + IN_ORDER,
             (json.dumps(list(numbers)),),
         )
-        return self._read(rows)
+        return ((number, unpack(f.schema, f.kind, f.payload)) for number, f in self._read(rows))
 
     def _add(self, reader: SegmentReader, buffer_limit: int) -> None:
         if reader.header is None:
@@ -179,19 +183,19 @@ class JournalIndex:
             [(signed_key(name), source, rank, checkpoint) for rank, name in enumerate(episode_ids)],
         )
 
-    def _read(self, places: Iterable[tuple[str, int, int]]) -> Iterator[tuple[int, Any]]:
-        """Entries by segment's name, start and what the caller knows them by; each is read from front to back."""
+    def _read(self, places: Iterable[tuple[str, int, int]]) -> Iterator[tuple[int, Frame]]:
+        """Frames by segment's name, start and what the caller knows them by; each is read from front to back."""
         for name, group in groupby(places, key=itemgetter(0)):
             with SegmentReader(self.folder / name) as reader:
                 for _, start, number in sorted(group):
-                    yield number, _entry_at(reader, start)
+                    yield number, _frame_at(reader, start)
 
 
-def _entry_at(reader: SegmentReader, start: int) -> Any:
+def _frame_at(reader: SegmentReader, start: int) -> Frame:
     frame = reader.frame_at(start)
     if isinstance(frame, Tear):
         raise StaleIndexError(f"{reader.path} does not hold what the index says at {start}")
-    return unpack(frame.schema, frame.kind, frame.payload)
+    return frame
 
 
 def _sizes(folder: Path) -> dict[Path, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.journal.entries import Delivered, Ended, EpisodeEntry, Intended, Leased, Opened, Resulted, Turned
@@ -79,16 +80,26 @@ def build_life(entries: list[EpisodeEntry]) -> EpisodeLife | None:
 
 
 def unfenced(entries: list[EpisodeEntry]) -> tuple[list[EpisodeEntry], int]:
-    """The entries that count, and how many do not because their writer had lost its lease.
+    """The entries that count, and how many do not because their writer had lost its lease."""
+    holders = [(entry.token, entry.taken_over if isinstance(entry, Leased) else None) for entry in entries]
+    valid = [entries[place] for place in counting(holders)]
+    return valid, len(entries) - len(valid)
+
+
+def counting(holders: Sequence[tuple[int, int | None]]) -> list[int]:
+    """Which of an episode's entries count, in order, by the token of each and what those that are leases took over.
 
     Entries of several writers may come in any order between holders: a holder's token puts them in order.
+
+    Example: in ``[(1, 0), (1, None), (1, None), (2, 2), (2, None)]`` the third does not: ``[0, 1, 3, 4]``.
     """
-    valid: list[EpisodeEntry] = []
-    for entry in sorted(entries, key=lambda entry: entry.token):
-        if isinstance(entry, Leased):
-            del valid[entry.taken_over :]
-        valid.append(entry)
-    return valid, len(entries) - len(valid)
+    valid: list[int] = []
+    for place in sorted(range(len(holders)), key=lambda place: holders[place][0]):
+        taken_over = holders[place][1]
+        if taken_over is not None:
+            del valid[taken_over:]
+        valid.append(place)
+    return valid
 
 
 def _apply(life: EpisodeLife, entry: EpisodeEntry) -> None:

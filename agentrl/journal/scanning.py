@@ -95,11 +95,12 @@ class SegmentReader:
         """The frame that begins at a place, or why none does. Raises StorageError."""
         if self.header is None:
             return Tear(0, "the file has no header")
+        at, identity = start - self._ahead_at, self.header.identity
+        if at >= 0 and (frame := read_frame(identity, self._ahead, at, start)) is not None:
+            return frame
         head = self._bytes_ahead(start, FRAME_HEADER_BYTES)
         data = self._bytes_ahead(start, FRAME_HEADER_BYTES + int.from_bytes(head[8:_HEAD_BYTES], "little"))
-        if (frame := read_frame(self.header.identity, data, start)) is not None:
-            return frame
-        piece = next(read_frames(self.header.identity, data, start), Tear(start, "the file ends here"))
+        piece = next(read_frames(identity, data, start), Tear(start, "the file ends here"))
         return Tear(start, piece.reason) if isinstance(piece, Damage) else piece
 
     def _bytes_ahead(self, start: int, count: int) -> bytes:

@@ -8,34 +8,33 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentrl.journal.appender import (
+    SEGMENT_BYTES,
+    AppenderElsewhere,
+    AppenderThread,
+    Entries,
+    SegmentAppender,
+)
+from agentrl.journal.appender_process import AppenderProcess
+from agentrl.journal.claim import Claim
 from agentrl.journal.disk import DISK, Disk
 from agentrl.journal.frames import MAX_PAYLOAD_BYTES
 from agentrl.journal.reach import SegmentEnd
-from agentrl.journal.segments import (
-    NOTHING,
-    REMEDY,
-    Durable,
-    SegmentFile,
-    number_of,
-    read_durable,
-    segment_path,
-    segment_paths,
-)
-from agentrl.process.crash_points import crash_point
-from agentrl.process.threads import OwnThread, settle
+from agentrl.journal.segments import REMEDY
+from agentrl.process.threads import settle
 from agentrl.types.errors import StorageError
 
-SEGMENT_BYTES = 64 * 2**20
 WRITE_S = 120.0
-GATHER_S = 0.005
+GATHER_S = 0.01
 GATHER_ENTRIES = 32
+NOTE_S = 0.02
 
 
 @dataclass(slots=True)
 class _Batch:
     """Entries that are synced together, and who waits for that: each for itself, so that it can be cancelled."""
 
-    entries: list[tuple[int, int, bytes]] = field(default_factory=list)
+    entries: Entries = field(default_factory=list)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     def wait(self) -> asyncio.Future[None]:
@@ -55,34 +54,24 @@ class JournalWriter:
 
     One sync serves all entries that came while the one before it ran, so its cost is shared by whoever waits. Where
     they come thinly, one follows another after `GATHER_S` at the earliest, or once `GATHER_ENTRIES` are pending: what
-    a sync takes of the processors hardly depends on what it serves, and engines and trainers want them too.
+    a sync takes of the processors hardly depends on what it serves, and engines and trainers want them too. Entries
+    that nobody waits for go with the next that somebody does, and have a sync of their own after `NOTE_S`.
     A failed write or sync is final: every later `append` raises, since what the disk holds is unknown. So is one that
     takes longer than `write_s`. `newest` is how far its newest segment is durable; None before its first entry is.
 
     Example: ``await writer.append(schema=1, kind=3, payload=encode(turn))``.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        segment_bytes: int = SEGMENT_BYTES,
-        check_right: Callable[[], None] = lambda: None,
-        disk: Disk = DISK,
-        write_s: float = WRITE_S,
-    ) -> None:
-        """`check_right` is asked before every write and raises if another process has taken over."""
-        self._folder, self._name, self._segment_bytes = folder, name, segment_bytes
-        self._role = name.partition("-")[0]
-        self._check_right, self._disk, self._write_s = check_right, disk, write_s
-        self._thread = OwnThread(f"journal-{name}")
-        self._segment: SegmentFile | None = None
+    def __init__(self, folder: Path, appender: AppenderElsewhere, write_s: float = WRITE_S) -> None:
+        """`folder` is named in errors; see `thread_writer` and `process_writer`."""
+        self._folder, self._appender, self._write_s = folder, appender, write_s
         self._batch: _Batch | None = None
         self._writing: _Batch | None = None
         self._error: StorageError | None = None
         self._is_stuck = False
         self._rests_until = 0.0
         self._due: asyncio.Handle | None = None
+        self._due_at = 0.0
         self.syncs = 0
         self.newest: SegmentEnd | None = None
 
@@ -93,16 +82,19 @@ class JournalWriter:
             StorageError: this or an earlier entry could not be made durable.
             ValueError: the payload is too long; nothing else is affected.
         """
-        await self._add(schema, kind, payload).wait()
+        waiter = self._add(schema, kind, payload).wait()
+        self._schedule()
+        await waiter
 
     def note(self, schema: int, kind: int, payload: bytes) -> None:
-        """Write an entry without waiting for it: it is durable before anything that is appended later.
+        """Write an entry without waiting for it: it is durable with anything that is appended later, or soon.
 
         Raises:
             StorageError: an earlier entry could not be made durable.
             ValueError: the payload is too long; nothing else is affected.
         """
         self._add(schema, kind, payload)
+        self._schedule()
 
     async def flush(self) -> None:
         """Wait until all that was written is durable. Waits for: the sync that includes the newest entry.
@@ -113,7 +105,9 @@ class JournalWriter:
         if self._error is not None:
             raise self._error
         if (newest := self._batch or self._writing) is not None:
-            await newest.wait()
+            waiter = newest.wait()
+            self._schedule()
+            await waiter
 
     async def close(self) -> None:
         """Sync what is pending and give the file up; safe to call twice.
@@ -121,14 +115,11 @@ class JournalWriter:
         Waits for: the disk. Unblocked by: that, its failure, which those that appended hear of, or its deadline.
         """
         while (batch := self._batch or self._writing) is not None:
+            waiter = batch.wait()
+            self._schedule()
             with suppress(StorageError):
-                await batch.wait()
-        self._thread.end()
-        if self._is_stuck:
-            return  # the thread has the file and cannot be stopped
-        segment, self._segment = self._segment, None
-        if segment is not None:
-            segment.close()
+                await waiter
+        await self._appender.close(self._is_stuck)
 
     def _add(self, schema: int, kind: int, payload: bytes) -> _Batch:
         if self._error is not None:
@@ -138,7 +129,6 @@ class JournalWriter:
         if self._batch is None:
             self._batch = _Batch()
         self._batch.entries.append((schema, kind, payload))
-        self._schedule()
         return self._batch
 
     def _schedule(self) -> None:
@@ -146,29 +136,34 @@ class JournalWriter:
         if self._batch is None or self._writing is not None:
             return
         loop = asyncio.get_running_loop()
-        if self._due is None:
-            self._due = loop.call_at(self._rests_until, self._begin)
+        due = self._rests_until if self._batch.waiters else loop.time() + NOTE_S
+        if self._due is None or due < self._due_at:
+            self._cancel_due()
+            self._due, self._due_at = loop.call_at(due, self._begin), due
         if len(self._batch.entries) == GATHER_ENTRIES:
             loop.call_soon(self._begin)
 
-    def _begin(self) -> None:
-        """Give the pending batch to a thread. No task waits for it, since a loop that ends would cancel that."""
+    def _cancel_due(self) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
+
+    def _begin(self) -> None:
+        """Give the pending batch to the appender. No task waits for it, since a loop that ends would cancel that."""
+        self._cancel_due()
         if self._writing is not None or self._batch is None:
             return
         batch = self._writing = self._batch
         self._batch = None
         deadline = asyncio.get_running_loop().call_later(self._write_s, self._give_up, batch)
         try:
-            self._thread.post(lambda: self._write(batch.entries), lambda _, error: self._end(error, deadline))
-        except RuntimeError as error:
+            self._appender.post(batch.entries, lambda end, error: self._end(end, error, deadline))
+        except (RuntimeError, StorageError) as error:
             deadline.cancel()
             self._fail(error)
 
-    def _end(self, error: BaseException | None, deadline: asyncio.TimerHandle) -> None:
-        """The thread is done: tell whoever waits, and go on with what has come in meanwhile."""
+    def _end(self, end: SegmentEnd | None, error: BaseException | None, deadline: asyncio.TimerHandle) -> None:
+        """The appender is done: tell whoever waits, and go on with what has come in meanwhile."""
         deadline.cancel()
         self._is_stuck = False
         if error is not None:
@@ -177,6 +172,7 @@ class JournalWriter:
         batch, self._writing = self._writing, None
         if batch is not None:
             self.syncs += 1
+            self.newest = end
             batch.end(None)
         # Those that waited append what comes next first, so that the next sync serves them too.
         loop = asyncio.get_running_loop()
@@ -185,7 +181,7 @@ class JournalWriter:
         loop.call_soon(self._schedule)
 
     def _give_up(self, batch: _Batch) -> None:
-        """The disk does not answer: the thread cannot be stopped, but nobody waits for it any longer."""
+        """The disk does not answer: what waits for it cannot be stopped, but nobody waits for it any longer."""
         if batch is self._writing:
             self._is_stuck = True
             self._fail(
@@ -207,33 +203,23 @@ class JournalWriter:
                 waiting.end(self._error)  # of an entry that nobody waits for, the next call hears
         self._writing = self._batch = None
 
-    def _write(self, entries: list[tuple[int, int, bytes]]) -> None:
-        self._check_right()
-        if self._segment is None:
-            self._segment = self._first_segment()
-        elif self._segment.size >= self._segment_bytes:
-            full, self._segment = self._segment, None
-            full.close()
-            self._segment = self._make_segment(full.header.number + 1, full.durable)
-        self._segment.append(entries)
-        crash_point(f"{self._role}.written")
-        self._segment.sync()
-        self.newest = SegmentEnd(self._segment.path.name, self._segment.durable.end)
-        crash_point(f"{self._role}.synced")
 
-    def _first_segment(self) -> SegmentFile:
-        """One behind those of earlier starts; none of them is written to again."""
-        try:
-            self._disk.make_folder(self._folder)
-        except OSError as error:
-            raise StorageError(f"journal folder {self._folder} cannot be made: {error}; {REMEDY}") from error
-        older = segment_paths(self._folder, self._name)
-        if not older:
-            return self._make_segment(1, NOTHING)
-        return self._make_segment(number_of(older[-1]) + 1, read_durable(older[-1], self._disk))
+def thread_writer(
+    folder: Path,
+    name: str,
+    segment_bytes: int = SEGMENT_BYTES,
+    check_right: Callable[[], None] = lambda: None,
+    disk: Disk = DISK,
+    write_s: float = WRITE_S,
+) -> JournalWriter:
+    """A writer whose disk is waited for in a thread.
 
-    def _make_segment(self, number: int, before: Durable) -> SegmentFile:
-        path = segment_path(self._folder, self._name, number)
-        segment = SegmentFile.create(path, number, self._disk, before)
-        crash_point(f"{self._role}.segment_made")
-        return segment
+    `check_right` is asked before every write and raises if another process has taken over.
+    """
+    appender = SegmentAppender(folder, name, segment_bytes, check_right, disk)
+    return JournalWriter(folder, AppenderThread(name, appender), write_s)
+
+
+def process_writer(claim: Claim, name: str, write_s: float = WRITE_S) -> JournalWriter:
+    """A writer whose disk is waited for in another process, for a journal with many entries a second."""
+    return JournalWriter(claim.folder, AppenderProcess(claim, name), write_s)

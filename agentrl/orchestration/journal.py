@@ -16,7 +16,7 @@ from agentrl.journal.opening import open_journal
 from agentrl.journal.reach import SegmentEnd, check_reach
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.rewriting import give_up, rewrite
-from agentrl.journal.writer import JournalWriter
+from agentrl.journal.writer import JournalWriter, process_writer, thread_writer
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.run_directory import Progress, RunDirectory
 from agentrl.rollouts.durable import WorkerJournal
@@ -74,10 +74,8 @@ class RunJournal:
             in_ledger=in_ledger,
             is_salvaged=is_salvaged,
         )
-        worker = WorkerJournal(
-            JournalWriter(folder, _WORKER, check_right=claim.check), claim.token, _playing(recovered, state.lives)
-        )
-        buffer = BufferJournal(JournalWriter(folder, _BUFFER, check_right=claim.check))
+        worker = WorkerJournal(process_writer(claim, _WORKER), claim.token, _playing(recovered, state.lives))
+        buffer = BufferJournal(thread_writer(folder, _BUFFER, check_right=claim.check))
         if is_salvaged:
             kept = [life for name, life in state.lives.items() if name not in in_ledger]
             taken = [entry for entry in state.taken if entry.step in {step.step for step in recovered.redo}]

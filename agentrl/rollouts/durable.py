@@ -1,9 +1,10 @@
 """The journal of one rollout worker: every episode that it plays, durable as it grows.
 
 A reply is durable before the environment acts on it, an intent before it is dispatched, a part of a reply before
-its rest is asked for, an end before anybody hears of it. Leases and results are written at once and durable before
-whatever comes next, since nothing leaves the worker in between: an episode whose lease was lost has done nothing
-that anybody knows of, and is dispatched anew.
+its rest is asked for, an end before anybody hears of it. Leases and results are durable before whatever comes next,
+since nothing leaves the worker in between, and within some 20 ms: an episode whose lease was lost has done nothing that
+anybody knows of, and is dispatched anew; a lost result leaves an intent whose effects are unknown, as a kill does that
+came before the result.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class WorkerLog:
         await self._journal.writer.append(*pack(self._episode_id, entry))
 
     def note(self, entry: Entry) -> None:
-        """Write an entry that is durable before any that is appended later. Raises StorageError."""
+        """Write an entry that is durable with any that is appended later, or soon. Raises StorageError."""
         self._journal.writer.note(*pack(self._episode_id, entry))
 
 

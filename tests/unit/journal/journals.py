@@ -9,8 +9,7 @@ import numpy as np
 from agentrl import codec
 from agentrl.journal import entries as e
 from agentrl.journal.reading import JournalState
-from agentrl.journal.segments import SegmentFile
-from agentrl.journal.writer import number_of, segment_paths
+from agentrl.journal.segments import SegmentFile, number_of, segment_paths
 from agentrl.testing.builders import build_ticket
 from agentrl.types.environment import Opening
 from agentrl.types.episode import Agent, Node, SampledColumns, StopReason, Turn

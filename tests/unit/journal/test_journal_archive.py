@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,6 +14,7 @@ from agentrl.journal import archive as archive_module
 from agentrl.journal import entries as e
 from agentrl.journal.archive import Archived, archive, archive_files
 from agentrl.journal.columns import read_archived
+from agentrl.journal.consumed_steps import archived_steps, read_step
 from agentrl.journal.index import INDEX_NAME
 from agentrl.journal.life import build_life
 from agentrl.types.episode import Node, StopReason
@@ -91,6 +93,20 @@ def test_an_episode_comes_back_to_the_bit(tmp_path: Path) -> None:
     assert rows(tmp_path / "episodes")[2]["token_ids"] == []
     with pytest.raises(StorageError, match="holds no episode train-000009-0"):
         read_archived(file, "train-000009-0")
+
+
+def test_what_a_step_trained_comes_back_in_the_order_of_its_batch(journal: Journal, tmp_path: Path) -> None:
+    file = archive(journal.folder, tmp_path / "episodes").file
+    assert archived_steps(tmp_path / "episodes") == {1: file}
+    expected = [build_life(whole_life(number)).episode() for number in (1, 0)]
+    assert [codec.encode(episode) for episode in read_step(file, 1)] == [codec.encode(e) for e in expected]
+
+
+def test_a_file_whose_records_are_encoded_episodes_is_read_as_well(tmp_path: Path) -> None:
+    episode = build_life(whole_life(0)).episode()
+    path = tmp_path / "consumed-000001-000001.parquet"
+    pq.write_table(pa.table({"episode_id": [name_of(0)], "record": [codec.encode(episode)]}), path)
+    assert codec.encode(read_archived(path, name_of(0))) == codec.encode(episode)
 
 
 def test_nothing_is_archived_twice(journal: Journal, tmp_path: Path) -> None:

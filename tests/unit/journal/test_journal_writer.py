@@ -7,7 +7,8 @@ import pytest
 
 from agentrl.journal.frames import Frame
 from agentrl.journal.segments import SegmentFile, read_segment, segment_paths
-from agentrl.journal.writer import GATHER_ENTRIES, JournalWriter
+from agentrl.journal.writer import GATHER_ENTRIES, thread_writer
+from agentrl.process.loop import run_async
 from agentrl.types.errors import StorageError
 
 
@@ -16,7 +17,7 @@ def _payloads(folder: Path, name: str = "w") -> list[bytes]:
 
 
 async def test_what_many_append_at_once_is_synced_together_and_in_order(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path, "w")
+    writer = thread_writer(tmp_path, "w")
     await asyncio.gather(*(writer.append(1, 3, str(n).encode()) for n in range(50)))
     assert _payloads(tmp_path) == [str(n).encode() for n in range(50)]
     assert writer.syncs < 5
@@ -27,7 +28,7 @@ async def test_thin_entries_gather_behind_a_sync_and_wait_no_longer_once_they_ar
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.journal.writer.GATHER_S", 3600.0)
-    writer = JournalWriter(tmp_path, "w")
+    writer = thread_writer(tmp_path, "w")
     async with asyncio.timeout(60):
         await writer.append(1, 3, b"0")  # at once, since nothing was synced before it
         waiting = []
@@ -43,13 +44,54 @@ async def test_thin_entries_gather_behind_a_sync_and_wait_no_longer_once_they_ar
 
 
 async def test_thin_entries_are_synced_soon(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path, "w")
+    writer = thread_writer(tmp_path, "w")
     for number in range(3):
         async with asyncio.timeout(60):
             await writer.append(1, 3, bytes(number))
     writer.note(1, 3, b"behind the last sync")
     await writer.close()
     assert _payloads(tmp_path)[-1] == b"behind the last sync"
+
+
+async def test_what_nobody_waits_for_goes_with_what_somebody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.journal.writer.NOTE_S", 3600.0)
+    writer = thread_writer(tmp_path, "w")
+    async with asyncio.timeout(60):
+        for words in ((b"first", b"second"), (b"third", b"fourth")):
+            writer.note(1, 3, words[0])
+            await asyncio.sleep(0)
+            await writer.append(1, 3, words[1])
+        assert writer.syncs == 2
+        writer.note(1, 3, b"last")
+        await writer.flush()
+    assert _payloads(tmp_path) == [b"first", b"second", b"third", b"fourth", b"last"]
+    await writer.close()
+
+
+def test_a_writer_on_the_loop_that_commands_run_on(tmp_path: Path) -> None:
+    async def write() -> None:
+        writer = thread_writer(tmp_path, "w")
+        for number in range(3):
+            writer.note(1, 3, bytes([number]))
+            await asyncio.gather(*(writer.append(1, 3, bytes([number, other])) for other in range(40)))
+        writer.note(1, 3, b"last")
+        await writer.close()
+
+    run_async(write())
+    assert (len(_payloads(tmp_path)), _payloads(tmp_path)[-1]) == (3 * 41 + 1, b"last")
+
+
+async def test_what_nobody_waits_for_is_durable_soon(tmp_path: Path) -> None:
+    writer = thread_writer(tmp_path, "w")
+    for number in range(1, 3):
+        writer.note(1, 3, bytes(number))
+        async with asyncio.timeout(60):
+            while writer.syncs < number:
+                await asyncio.sleep(0.001)
+        assert _payloads(tmp_path)[-1] == bytes(number)
+    await writer.close()
 
 
 async def test_an_entry_is_acknowledged_only_after_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +103,7 @@ async def test_an_entry_is_acknowledged_only_after_its_sync(tmp_path: Path, monk
         synced.append(segment.size)
 
     monkeypatch.setattr(SegmentFile, "sync", note)
-    writer = JournalWriter(tmp_path, "w")
+    writer = thread_writer(tmp_path, "w")
     for number in range(3):
         before = len(synced)
         await writer.append(1, 3, bytes(number))
@@ -71,7 +113,7 @@ async def test_an_entry_is_acknowledged_only_after_its_sync(tmp_path: Path, monk
 
 async def test_segments_rotate_and_a_new_start_opens_one_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
-        writer = JournalWriter(tmp_path, "w", segment_bytes=150)
+        writer = thread_writer(tmp_path, "w", segment_bytes=150)
         for number in range(5):
             await writer.append(1, 3, bytes([number]) * 40)
         await writer.close()
@@ -82,7 +124,7 @@ async def test_segments_rotate_and_a_new_start_opens_one_of_its_own(tmp_path: Pa
 async def test_after_a_failed_sync_nothing_more_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = JournalWriter(tmp_path, "w")
+    writer = thread_writer(tmp_path, "w")
     await writer.append(1, 3, b"kept")
 
     def fail(_segment: SegmentFile) -> None:
@@ -98,7 +140,7 @@ async def test_after_a_failed_sync_nothing_more_is_acknowledged(
 
 
 async def test_a_caller_that_gives_up_takes_nobody_elses_acknowledgement(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path, "w")
+    writer = thread_writer(tmp_path, "w")
     impatient, patient = (asyncio.create_task(writer.append(1, 3, word)) for word in (b"impatient", b"patient"))
     await asyncio.sleep(0)
     impatient.cancel()

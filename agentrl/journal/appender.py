@@ -1,0 +1,116 @@
+"""What appends to a journal's segments; it blocks, and so lives in a thread or in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.journal.disk import DISK, Disk
+from agentrl.journal.reach import SegmentEnd
+from agentrl.journal.segments import (
+    NOTHING,
+    REMEDY,
+    Durable,
+    SegmentFile,
+    number_of,
+    read_durable,
+    segment_path,
+    segment_paths,
+)
+from agentrl.process.crash_points import crash_point
+from agentrl.process.threads import OwnThread
+from agentrl.types.errors import StorageError
+
+SEGMENT_BYTES = 64 * 2**20
+
+Entries = list[tuple[int, int, bytes]]
+"""Schema, kind and payload of each."""
+Then = Callable[[SegmentEnd | None, BaseException | None], None]
+
+
+class SegmentAppender:
+    """Makes entries durable, in one segment after the other; no two calls at once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        segment_bytes: int = SEGMENT_BYTES,
+        check_right: Callable[[], None] = lambda: None,
+        disk: Disk = DISK,
+    ) -> None:
+        """`check_right` is asked before every write and raises if another process has taken over."""
+        self._folder, self._name, self._segment_bytes = folder, name, segment_bytes
+        self._role = name.partition("-")[0]
+        self._check_right, self._disk = check_right, disk
+        self._segment: SegmentFile | None = None
+
+    def append(self, entries: Entries) -> SegmentEnd:
+        """Write and sync; says how far the newest segment is durable. Raises StorageError, after which it is over."""
+        self._check_right()
+        if self._segment is None:
+            self._segment = self._first_segment()
+        elif self._segment.size >= self._segment_bytes:
+            full, self._segment = self._segment, None
+            full.close()
+            self._segment = self._make_segment(full.header.number + 1, full.durable)
+        self._segment.append(entries)
+        crash_point(f"{self._role}.written")
+        self._segment.sync()
+        end = SegmentEnd(self._segment.path.name, self._segment.durable.end)
+        crash_point(f"{self._role}.synced")
+        return end
+
+    def close(self) -> None:
+        """Give the file up; safe to call twice."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
+
+    def _first_segment(self) -> SegmentFile:
+        """One behind those of earlier starts; none of them is written to again."""
+        try:
+            self._disk.make_folder(self._folder)
+        except OSError as error:
+            raise StorageError(f"journal folder {self._folder} cannot be made: {error}; {REMEDY}") from error
+        older = segment_paths(self._folder, self._name)
+        if not older:
+            return self._make_segment(1, NOTHING)
+        return self._make_segment(number_of(older[-1]) + 1, read_durable(older[-1], self._disk))
+
+    def _make_segment(self, number: int, before: Durable) -> SegmentFile:
+        path = segment_path(self._folder, self._name, number)
+        segment = SegmentFile.create(path, number, self._disk, before)
+        crash_point(f"{self._role}.segment_made")
+        return segment
+
+
+class AppenderElsewhere(Protocol):
+    """An appender that blocks nobody here; one batch at a time."""
+
+    def post(self, entries: Entries, then: Then) -> None:
+        """Append, then tell `then` on the event loop how far the journal is durable, or what went wrong."""
+        ...
+
+    async def close(self, is_stuck: bool) -> None:
+        """Give it up, and wait for its end unless the disk does not answer it; safe to call twice."""
+        ...
+
+
+class AppenderThread:
+    """An appender in a thread of its own."""
+
+    def __init__(self, name: str, appender: SegmentAppender) -> None:
+        self._thread = OwnThread(f"journal-{name}")
+        self._appender = appender
+
+    def post(self, entries: Entries, then: Then) -> None:
+        """Append. Raises RuntimeError if the process has no thread to give."""
+        self._thread.post(lambda: self._appender.append(entries), then)
+
+    async def close(self, is_stuck: bool) -> None:
+        """Close the segment, unless the thread has it and cannot be stopped."""
+        self._thread.end()
+        if not is_stuck:
+            self._appender.close()
