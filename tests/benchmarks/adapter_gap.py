@@ -53,7 +53,7 @@ class Elsewhere:
 
     async def copy(self) -> None:
         """As many calls as an adapter's publication makes, of which one moves its bytes."""
-        for path in ("/load", "/models", "/unload"):
+        for path in ("/load", "/unload"):
             (await self._http.post(path, json={"lora_name": "adapter", "lora_path": "elsewhere"})).raise_for_status()
 
 
@@ -111,7 +111,7 @@ async def _until_up(http: httpx.AsyncClient) -> None:
     async with asyncio.timeout(_UP_S):
         while True:
             try:
-                await http.post("/models", json={})
+                await http.post("/unload", json={})
                 return
             except httpx.TransportError:
                 await asyncio.sleep(0.1)

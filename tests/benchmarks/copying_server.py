@@ -7,43 +7,41 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 import torch
 import uvicorn
-from fastapi import FastAPI, Request, Response
 
 from agentrl.process.parent import die_with_parent
 from agentrl.process.threads import run_in_thread
 
 
-def build_app(file: Path) -> FastAPI:
-    """``/load`` reads the file; ``/models`` and ``/unload`` do nothing."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    memory = memoryview(torch.ones(file.stat().st_size, dtype=torch.uint8).numpy())
+class CopyingApp:
+    """An ASGI application: ``/load`` reads the file; ``/unload`` does nothing."""
 
-    def read() -> None:
-        with file.open("rb", buffering=0) as source:
-            source.readinto(memory)
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._memory = memoryview(torch.ones(file.stat().st_size, dtype=torch.uint8).numpy())
 
-    async def answer(http: Request) -> Response:
-        orjson.loads(await http.body())
-        return Response(orjson.dumps({"success": True}), media_type="application/json")
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One call."""
+        orjson.loads((await receive())["body"])
+        if scope["path"] == "/load":
+            await run_in_thread("load", self._read)
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": orjson.dumps({"success": True})})
 
-    async def load(http: Request) -> Response:
-        await run_in_thread("load", read)
-        return await answer(http)
-
-    app.add_api_route("/load", load, methods=["POST"])
-    app.add_api_route("/models", answer, methods=["POST"])
-    app.add_api_route("/unload", answer, methods=["POST"])
-    return app
+    def _read(self) -> None:
+        with self._file.open("rb", buffering=0) as source:
+            source.readinto(self._memory)
 
 
 def main() -> None:
     file, port = sys.argv[1:]
     die_with_parent()
-    uvicorn.run(build_app(Path(file)), host="127.0.0.1", port=int(port), log_level="warning")
+    uvicorn.run(CopyingApp(Path(file)), lifespan="off", host="127.0.0.1", port=int(port), log_level="warning")
 
 
 if __name__ == "__main__":

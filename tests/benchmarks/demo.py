@@ -10,13 +10,13 @@ import shutil
 import time
 from pathlib import Path
 
-from agentrl.cli.loop import run_async
 from agentrl.cli.progress import PhaseProgress, RunProgress, print_summary
 from agentrl.orchestration.config import load_run_config
 from agentrl.orchestration.ending import RunSummary
 from agentrl.orchestration.launch import start_run
 from agentrl.orchestration.warmstart import WarmStart
 from agentrl.orchestration.warmstart_config import load_warmstart_config
+from agentrl.process.loop import run_async
 from tests.benchmarks.report import report
 
 RECIPES = Path("environments/sql")

@@ -14,10 +14,10 @@ import json
 import tempfile
 from pathlib import Path
 
-from agentrl.cli.loop import run_async
 from agentrl.orchestration.config import load_run_config
 from agentrl.orchestration.launch import start_run
 from agentrl.orchestration.recorder import SilentObserver
+from agentrl.process.loop import run_async
 from agentrl.testing.tiny import make_tiny_model
 from agentrl.trainer.config import ModelShape
 from tests.benchmarks.report import report

@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentrl.journal.appender import SEGMENT_BYTES
 from agentrl.journal.entries import Checkpointed, pack
 from agentrl.journal.index import INDEX_NAME
 from agentrl.journal.opening import open_journal
 from agentrl.journal.segments import SegmentFile
-from agentrl.journal.writer import SEGMENT_BYTES
 from tests.benchmarks.journal_load import EpisodeLoad, step_entries
 from tests.benchmarks.report import report
 

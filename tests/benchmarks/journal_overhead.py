@@ -30,8 +30,8 @@ import numpy as np
 from agentrl.buffer.ledger import read_ledger
 from tests.benchmarks.in_turn import Program, run_in_turn
 
-ROUNDS = 20
-STEPS = 60
+ROUNDS = 8
+STEPS = 150
 KINDS = ("none", "segments")
 _CHECKPOINTS = 5
 _PROCESSOR_S = re.compile(r"([0-9.]+) s of processor time")

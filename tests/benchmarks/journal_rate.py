@@ -15,9 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from agentrl.cli.loop import run_async
+from agentrl.journal.claim import Claim
 from agentrl.journal.entries import pack
-from agentrl.journal.writer import JournalWriter
+from agentrl.journal.writer import JournalWriter, process_writer
+from agentrl.process.loop import run_async
 from tests.benchmarks.journal_load import turned
 from tests.benchmarks.journal_overhead import RECIPE, ROUNDS, STEPS, Workload, measure_overhead
 from tests.benchmarks.kill_runs import warm_start
@@ -46,7 +47,7 @@ async def commit_together(writer: JournalWriter, count: int) -> list[float]:
 
 
 async def measure(folder: Path) -> dict[str, float]:
-    writer = JournalWriter(folder, "worker")
+    writer = process_writer(Claim.take(folder / "journal"), "worker")
     await commit_together(writer, WARM_UP_TURNS)
     syncs, started = writer.syncs, time.perf_counter()
     seconds = await commit_together(writer, TURNS_EACH)

@@ -6,7 +6,6 @@ the run and the processor time of this process.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -15,13 +14,14 @@ from pathlib import Path
 from agentrl.orchestration.config import load_run_config
 from agentrl.orchestration.launch import start_run
 from agentrl.orchestration.recorder import SilentObserver
+from agentrl.process.loop import run_async
 from agentrl.process.parent import die_with_parent
 
 
 def main() -> None:
     figures, recipe, *overrides = sys.argv[1:]
     die_with_parent()
-    run = asyncio.run(start_run(load_run_config(Path(recipe), overrides), SilentObserver())).run
+    run = run_async(start_run(load_run_config(Path(recipe), overrides), SilentObserver())).run
     result = {"run": str(run), "processor_s": time.process_time()}
     Path(figures).write_text(json.dumps(result))
 
