@@ -40,7 +40,7 @@ def from_json(data: bytes, kind: type[T]) -> T:
 
 def _pack_array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return [value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
+        return [value.dtype.str, list(value.shape), value.tobytes()]
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(f"{type(value).__name__} cannot cross a process border")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrl.engine.adapter_file import open_adapter
 from agentrl.engine.request import BadRequestError
-from agentrl.process.parent import die_with_parent
+from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
 from agentrl.process.remote import ChildProcess, RemoteCallError
 from agentrl.process.server import serve
 
@@ -99,6 +99,7 @@ class FillerProcess:
 def main() -> None:
     """Entry of the process: ``python -m agentrl.engine.adapter_filler MEMORY_FD BYTES FD``."""
     memory, num_bytes, descriptor = map(int, sys.argv[1:])
+    leave_stopping_to_parent()
     die_with_parent()
     serve(AdapterFiller(mmap.mmap(memory, num_bytes)), descriptor)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -20,6 +19,7 @@ import uvicorn
 
 from agentrl.engine.link import Kind, Link, Message
 from agentrl.process.loop import run_async
+from agentrl.process.parent import leave_stopping_to_parent
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -140,8 +140,7 @@ async def _read_body(receive: Receive) -> bytes | None:
 def main() -> None:
     """Entry of the process."""
     descriptor, host, port = sys.argv[1:]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    leave_stopping_to_parent()
     run_async(serve(socket.socket(fileno=int(descriptor)), host, int(port)))
 
 

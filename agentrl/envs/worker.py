@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from agentrl.envs.definition import load_environment
-from agentrl.process.parent import die_with_parent
+from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
 from agentrl.process.server import serve
 from agentrl.types.environment import Opening, Origin, Score, StepResult, check_opening, check_score, check_step
 from agentrl.types.message import Message
@@ -72,6 +72,7 @@ async def _value(result: Any) -> Any:
 
 def main() -> None:
     """Entry of the child: ``python -m agentrl.envs.worker NAME OPTIONS_JSON FD``."""
+    leave_stopping_to_parent()
     die_with_parent()
     name, options, fd = sys.argv[1:]
     serve(EnvironmentWorker(name, msgspec.json.decode(options)), int(fd))

@@ -220,6 +220,6 @@ def thread_writer(
     return JournalWriter(folder, AppenderThread(name, appender), write_s)
 
 
-def process_writer(claim: Claim, name: str, write_s: float = WRITE_S) -> JournalWriter:
+def process_writer(claim: Claim, name: str) -> JournalWriter:
     """A writer whose disk is waited for in another process, for a journal with many entries a second."""
-    return JournalWriter(claim.folder, AppenderProcess(claim, name), write_s)
+    return JournalWriter(claim.folder, AppenderProcess(claim, name))

@@ -9,6 +9,8 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _PARENT = "AGENTRL_PARENT_PID"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What a terminal or a cluster sends to all processes of a run at once."""
 
 
 def attended_environment() -> dict[str, str]:
@@ -16,12 +18,22 @@ def attended_environment() -> dict[str, str]:
     return {_PARENT: str(os.getpid())}
 
 
+def leave_stopping_to_parent() -> None:
+    """Go on where all processes of a run are told to stop: the run decides what it still needs of this one.
+
+    Programs that this process starts are stopped as ever: a handler is not handed on to them.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)
+
+
 def die_with_parent() -> None:
     """Let the kernel kill this process when the one that started it ends, however it ends; Linux only.
 
     Who has ended before that is seen by the new parent, process 1 as a rule. In a container the one that started this
-    may be process 1 itself, so it says who it is.
+    may be process 1 itself, so it says who it is. Signals to stop, which `spawn` has held back, come from now on.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     expected = os.environ.pop(_PARENT, None)
     if not sys.platform.startswith("linux"):
         return

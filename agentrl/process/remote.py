@@ -12,10 +12,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from agentrl import codec
-from agentrl.process.parent import attended_environment
+from agentrl.process.parent import STOP_SIGNALS, attended_environment
 from agentrl.process.server import Call, ObjectServer, Reply
 from agentrl.types.errors import AgentRLError
 
@@ -86,17 +86,8 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
     ) -> ChildProcess:
         """Start ``python *argv FD`` in a process group of its own; it has the same `descriptors` open."""
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.nullcontext() if log is None else log.open("ab") as output:
-            process = subprocess.Popen(  # noqa: ASYNC220 - returns once forked
-                [sys.executable, *argv, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=None if output is None else subprocess.STDOUT,
-                pass_fds=[theirs.fileno(), *descriptors],
-                start_new_session=True,
-                env={**os.environ, **attended_environment(), **(environment or {})},
-            )
+        with contextlib.nullcontext() if log is None else log.open("ab") as output:
+            process, ours = spawn(argv, output, environment, descriptors)
         child = cls(name, process, log)
         child._reader, child._writer = await asyncio.open_connection(sock=ours)
         return child
@@ -140,10 +131,8 @@ class ChildProcess:
 
     def describe_end(self, doing: str) -> str:
         """What a person needs to know about a child that ended: how, where, and its last words."""
-        code = self._process.poll()
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         last_words = "its last words are above" if self.log is None else f"end of {self.log}:\n{tail(self.log)}"
-        return f"process {self.name} ended ({how}) during {doing}; {last_words}"
+        return f"process {self.name} ended ({how_it_ended(self._process)}) during {doing}; {last_words}"
 
     async def close(self, grace_s: float = 2.0) -> None:
         """Let the child end by itself for a moment, then kill it; safe to call twice."""
@@ -156,6 +145,47 @@ class ChildProcess:
         """End the child and everything it started, at once; safe to call twice."""
         kill_group(self._process)
         self._writer.close()
+
+
+def spawn(
+    argv: Sequence[str],
+    output: IO[bytes] | None = None,
+    environment: dict[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start ``python *argv FD`` in a process group of its own; the socket is the other end of FD.
+
+    Signals to stop are held back until the child calls `die_with_parent`: before, it may say what is to become of them.
+    Without `output` it writes where this process does.
+
+    Raises:
+        OSError: there is no process or no descriptor to be had.
+    """
+    ours, theirs = socket.socketpair()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, *argv, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                pass_fds=[theirs.fileno(), *descriptors],
+                start_new_session=True,
+                env={**os.environ, **attended_environment(), **(environment or {})},
+            )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process, ours
+
+
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    """Of a process that has ended: by a signal, or with an exit code."""
+    code = process.poll()
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.process.crash_points import crash_point
-from agentrl.process.parent import die_with_parent
+from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
 from agentrl.process.server import serve
 from agentrl.trainer.adapter import stage_adapter
 from agentrl.trainer.canary import compute_canary
@@ -186,6 +186,7 @@ class TrainerRank:
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.trainer.rank SPEC_JSON FD``."""
+    leave_stopping_to_parent()
     die_with_parent()
     spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl.process.parent import die_with_parent
+from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.process.server import serve
 from agentrl.types.errors import EngineError
@@ -153,6 +153,7 @@ class SenderProcess:
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.weights.sender FD``."""
+    leave_stopping_to_parent()
     die_with_parent()
     serve(Sender(), int(sys.argv[1]))
 

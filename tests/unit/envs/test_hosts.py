@@ -18,6 +18,7 @@ from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.journal import RecordingJournal
+from agentrl.testing.processes import is_running
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.testing.tiny import tiny_chat
 from agentrl.types.errors import ConfigError, EpisodeError
@@ -41,14 +42,6 @@ async def play(where) -> float | None:
         await environment.start()
         await environment.step(ANSWER)
         return (await environment.score()).reward
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
 
 
 async def ends(pid: int) -> bool:

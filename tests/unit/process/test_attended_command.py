@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from agentrl.process.parent import attended_environment
+from agentrl.testing.processes import is_running
 
 ATTENDED = [sys.executable, "-m", "agentrl.process.attended"]
 PARENT = """
@@ -27,7 +28,7 @@ def test_a_command_ends_with_the_process_that_started_it() -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    _wait_until(lambda: not _lives(child))
+    _wait_until(lambda: not is_running(child))
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
@@ -46,13 +47,6 @@ def test_a_command_whose_parent_is_gone_already_does_not_begin() -> None:
 def test_who_started_a_command_is_no_business_of_what_that_starts() -> None:
     script = 'test -z "$AGENTRL_PARENT_PID"'
     assert subprocess.run([*ATTENDED, "sh", "-c", script], env=os.environ | attended_environment()).returncode == 0
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def _wait_until(condition: object) -> None:
