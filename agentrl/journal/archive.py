@@ -27,6 +27,7 @@ from agentrl.journal.record import record_of
 from agentrl.journal.segments import sync_folder
 from agentrl.journal.settling import step_of
 from agentrl.process.crash_points import crash_point
+from agentrl.types.episode import count_tokens
 from agentrl.types.errors import StorageError
 
 _log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ def _row_groups(rows: Iterator[Consumed]) -> Iterator[list[Consumed]]:
     tokens = 0
     for row in rows:
         group.append(row)
-        tokens += row.outline.num_tokens
+        tokens += count_tokens(row.outline.nodes)
         if tokens >= _ROW_GROUP_TOKENS:
             yield group
             group, tokens = [], 0

@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl import codec
 from agentrl.journal.outline import Column, NodeOutline, Outline
 from agentrl.journal.record import episode_of
-from agentrl.types.episode import Episode
+from agentrl.types.episode import Episode, count_sampled_tokens
 from agentrl.types.errors import StorageError
 
 _SPAN = pa.struct([("epoch", pa.int32()), ("step", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])
@@ -56,7 +55,7 @@ _SCALARS: dict[str, tuple[pa.DataType, Scalar]] = {
     "metrics": (pa.string(), lambda row: json.dumps(row.outline.ended.metrics)),
     "seconds": (pa.float64(), lambda row: row.outline.ended.seconds),
     "turns": (pa.int32(), lambda row: row.outline.turns),
-    "sampled_tokens": (pa.int64(), lambda row: row.outline.num_sampled_tokens),
+    "sampled_tokens": (pa.int64(), lambda row: count_sampled_tokens(row.outline.nodes)),
     "outcome": (pa.string(), lambda row: row.outcome),
     "reason": (pa.string(), lambda row: row.reason),
     "step": (pa.int64(), lambda row: row.step),
@@ -77,18 +76,13 @@ SCHEMA = pa.schema(
 )
 
 
-_RECORDS = "agentrl.records"
-"""Stands in the footer of files whose records are entries; in one without it they are encoded episodes."""
-
-
 class ConsumedWriter:
     """Writes rows to a Parquet file, a row group for each call; use as a context manager."""
 
     def __init__(self, path: Path, metadata: dict[str, str]) -> None:
         """`metadata` stands in the file's footer."""
-        footer = {**metadata, _RECORDS: "entries"}
         self._file = pq.ParquetWriter(
-            path, SCHEMA.with_metadata(footer), compression="zstd", use_dictionary=_REPEATED, write_statistics=True
+            path, SCHEMA.with_metadata(metadata), compression="zstd", use_dictionary=_REPEATED, write_statistics=True
         )
 
     def __enter__(self) -> ConsumedWriter:
@@ -127,14 +121,7 @@ def read_archived(path: Path, episode_id: str) -> Episode:
         raise StorageError(f"{path} cannot be read: {error}") from error
     if record is None:
         raise StorageError(f"{path} holds no episode {episode_id}; other files of its folder may")
-    return episodes_of(path, [record])[0]
-
-
-def episodes_of(path: Path, records: Sequence[bytes]) -> list[Episode]:
-    """The episodes that some records of a file are. Raises StorageError, also if a newer program wrote them."""
-    if _RECORDS in read_metadata(path):
-        return [episode_of(record) for record in records]
-    return [codec.decode(record, Episode) for record in records]
+    return episode_of(record)
 
 
 def _record(file: pq.ParquetFile, episode_id: str) -> bytes | None:

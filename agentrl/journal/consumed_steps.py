@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.journal.archive import archive_files
-from agentrl.journal.columns import episodes_of
+from agentrl.journal.record import episode_of
 from agentrl.types.episode import Episode
 from agentrl.types.errors import StorageError
 
@@ -27,7 +27,7 @@ def archived_steps(target: Path) -> dict[int, Path]:
 def read_step(path: Path, step: int) -> list[Episode]:
     """The episodes that a step trained, in the order of its batch, to the bit. Raises StorageError."""
     table = _table(path, ["record"], [_TRAINED, ("step", "=", step)])
-    return episodes_of(path, table.column("record").to_pylist())
+    return [episode_of(record) for record in table.column("record").to_pylist()]
 
 
 def _table(path: Path, columns: list[str], filters: list[tuple[str, str, object]]) -> pa.Table:

@@ -88,16 +88,6 @@ class Outline:
     nodes: list[NodeOutline]
     ended: EndedOutline
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all nodes, each counted once."""
-        return sum(len(node.token_ids) for node in self.nodes)
-
-    @property
-    def num_sampled_tokens(self) -> int:
-        """Tokens that a policy drew, each counted once."""
-        return sum(len(node.token_ids) for node in self.nodes if node.sample is not None)
-
 
 _OTHER = msgspec.msgpack.Decoder(EntryOutline)
 _DECODERS: dict[int, msgspec.msgpack.Decoder[EntryOutline]] = {
@@ -117,7 +107,9 @@ def outline_entry(kind: int, body: bytes) -> EntryOutline:
 
 def outline_of(entries: Sequence[EntryOutline]) -> Outline:
     """An episode's outline from those of its entries that count, the first of which is a lease."""
-    ticket, ended, turns, nodes = None, NOT_ENDED, 0, list[NodeOutline]()
+    first = entries[0]
+    assert isinstance(first, LeasedOutline)
+    ticket, ended, turns, nodes = first.ticket, NOT_ENDED, 0, list[NodeOutline]()
     for entry in entries:
         if isinstance(entry, TurnedOutline):
             nodes += entry.nodes
@@ -127,6 +119,4 @@ def outline_of(entries: Sequence[EntryOutline]) -> Outline:
         elif isinstance(entry, EndedOutline):
             nodes += entry.nodes
             ended = entry
-    if ticket is None:
-        raise StorageError("an episode has entries but no lease")
     return Outline(ticket, turns, nodes, ended)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 
@@ -177,13 +179,35 @@ class Episode:
     @property
     def num_tokens(self) -> int:
         """Tokens of all nodes, each counted once."""
-        return sum(len(node.token_ids) for node in self.nodes)
+        return count_tokens(self.nodes)
 
     @property
     def num_sampled_tokens(self) -> int:
         """Tokens that a policy drew, each counted once."""
-        return sum(len(node.token_ids) for node in self.nodes if node.sample is not None)
+        return count_sampled_tokens(self.nodes)
 
     def policy_of(self, agent: str) -> str:
         """The policy that `agent` acts by."""
         return next(a.policy for a in self.agents if a.name == agent)
+
+
+class TokenRun(Protocol):
+    """A node, or what an archive shows of one."""
+
+    @property
+    def token_ids(self) -> Sized:
+        """Its tokens."""
+
+    @property
+    def sample(self) -> object | None:
+        """How a policy drew them; None if none did."""
+
+
+def count_tokens(nodes: Iterable[TokenRun]) -> int:
+    """Tokens of some nodes, each counted once."""
+    return sum(len(node.token_ids) for node in nodes)
+
+
+def count_sampled_tokens(nodes: Iterable[TokenRun]) -> int:
+    """Tokens that a policy drew, each counted once."""
+    return sum(len(node.token_ids) for node in nodes if node.sample is not None)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -100,13 +99,6 @@ def test_what_a_step_trained_comes_back_in_the_order_of_its_batch(journal: Journ
     assert archived_steps(tmp_path / "episodes") == {1: file}
     expected = [build_life(whole_life(number)).episode() for number in (1, 0)]
     assert [codec.encode(episode) for episode in read_step(file, 1)] == [codec.encode(e) for e in expected]
-
-
-def test_a_file_whose_records_are_encoded_episodes_is_read_as_well(tmp_path: Path) -> None:
-    episode = build_life(whole_life(0)).episode()
-    path = tmp_path / "consumed-000001-000001.parquet"
-    pq.write_table(pa.table({"episode_id": [name_of(0)], "record": [codec.encode(episode)]}), path)
-    assert codec.encode(read_archived(path, name_of(0))) == codec.encode(episode)
 
 
 def test_nothing_is_archived_twice(journal: Journal, tmp_path: Path) -> None:
