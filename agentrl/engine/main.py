@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from agentrl.engine.link import Kind, Message
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import EngineServer
 from agentrl.process.loop import run_async
-from agentrl.process.parent import die_with_parent
+from agentrl.process.parent import STOP_SIGNALS, die_with_parent, leave_stopping_to_parent
 from agentrl.types.errors import EngineError
 
 _EXIT_S = 5.0
@@ -32,11 +33,12 @@ def run_engine(options: EngineOptions, attended: bool) -> None:
         EngineError: the process that speaks HTTP has ended, as it does where the port is in use.
     """
     if attended:
+        leave_stopping_to_parent()
         die_with_parent()
     torch.set_num_threads(options.threads)
     front = FrontProcess.start(options.host, options.port)
     try:
-        is_told_to = run_async(_serve(EngineServer(options), options.token, front))
+        is_told_to = run_async(_serve(EngineServer(options), options.token, front, () if attended else STOP_SIGNALS))
     finally:
         front.close()
     if not is_told_to:
@@ -70,14 +72,14 @@ class FrontProcess:
             self.process.kill()
 
 
-async def _serve(server: EngineServer, token: str | None, front: FrontProcess) -> bool:
-    """Whether the engine was told to end; if not, its front has ended.
+async def _serve(server: EngineServer, token: str | None, front: FrontProcess, stops: Iterable[signal.Signals]) -> bool:
+    """Whether the engine was told to end, by one of the signals `stops`; if not, its front has ended.
 
-    Waits for: an interrupt, or the front's end. Unblocked by: these; a step that fails ends the process.
+    Waits for: such a signal, or the front's end. Unblocked by: these; a step that fails ends the process.
     """
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stops:
         loop.add_signal_handler(number, interrupted.set)
     calls = CallServer(server, token)
     await loop.create_unix_connection(lambda: calls.link, sock=front.link)

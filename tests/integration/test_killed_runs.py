@@ -41,13 +41,15 @@ def test_a_seeded_run_in_turn_is_bit_identical_across_kill_and_resume(tiny_model
     assert sampled(run) == sampled(whole)
 
 
+@pytest.mark.parametrize("told", ["the run", "all processes of its job"])
 def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, told: str
 ) -> None:
     process = runs.start(tmp_path, tiny_model, "steps=100000", "rollout.limits.max_reply_tokens=400")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 2, process)
-    process.send_signal(signal.SIGTERM)
+    for pid in [process.pid] if told == "the run" else {process.pid, *runs.processes_of(run)}:
+        os.kill(pid, signal.SIGTERM)
     output = process.communicate(timeout=200)[0]
     assert process.returncode == 0, output
     lives = read_journal(run / "journal").lives
