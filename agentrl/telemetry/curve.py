@@ -19,12 +19,16 @@ def draw_curve(metrics: Path, picture: Path, title: str) -> None:
 
     rows = read_json_lines(metrics)
     train = _series(rows, "rollout/reward_mean")
+    episodes = dict(_series(rows, "rollout/episodes"))
     heldout = _series(rows, "eval/reward_mean")
     errors = dict(_series(rows, "eval/reward_standard_error"))
     figure, axes = plt.subplots(figsize=(7.5, 4.2), dpi=120)
     axes.plot(*_columns(train), color="#b8c4d6", linewidth=1, label="training episodes, each step")
     axes.plot(
-        *_columns(_smoothed(train)), color="#5b7db1", linewidth=2, label=f"the same, mean of {_WINDOW_STEPS} steps"
+        *_columns(smoothed(train, episodes)),
+        color="#5b7db1",
+        linewidth=2,
+        label=f"the same, episodes of {_WINDOW_STEPS} steps",
     )
     steps, means = _columns(heldout)
     bars = [2 * errors.get(step, 0.0) for step in steps]
@@ -52,6 +56,21 @@ def sparkline(values: list[float]) -> str:
     return "".join(bars[round(min(max(value, 0.0), 1.0) * (len(bars) - 1))] for value in values)
 
 
+def smoothed(means: list[tuple[int, float]], episodes: dict[int, float]) -> list[tuple[int, float]]:
+    """The mean over all episodes of the last steps, at each step, from the means of each step.
+
+    Some steps see a hundred episodes end, some a single one.
+
+    Example: means 1.0 of 3 episodes and then 0.0 of one give 1.0 and 0.75.
+    """
+    smooth = []
+    for index, (step, _) in enumerate(means):
+        window = means[max(0, index + 1 - _WINDOW_STEPS) : index + 1]
+        total = sum(mean * episodes[step] for step, mean in window)
+        smooth.append((step, total / sum(episodes[step] for step, _ in window)))
+    return smooth
+
+
 def _series(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
     """Values by step; of a step that a resumed run took again, the newest."""
     return sorted({row["step"]: row[name] for row in rows if name in row}.items())
@@ -59,12 +78,3 @@ def _series(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
 
 def _columns(series: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
     return [step for step, _ in series], [value for _, value in series]
-
-
-def _smoothed(series: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    values = [value for _, value in series]
-    smooth = []
-    for index, (step, _) in enumerate(series):
-        window = values[max(0, index + 1 - _WINDOW_STEPS) : index + 1]
-        smooth.append((step, sum(window) / len(window)))
-    return smooth
