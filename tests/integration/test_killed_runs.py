@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from agentrl.journal.entries import SCHEMA
 from agentrl.journal.reading import read_journal
 from agentrl.journal.segments import SegmentFile
+from agentrl.types.version import VersionSpan
 from tests.integration import runs
 
 pytestmark = pytest.mark.long
@@ -74,13 +76,27 @@ def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have
     assert set(parked) <= set(counts)
 
 
+def wait_for_tokens_of_new_weights(run: Path, within_s: float = 60.0) -> None:
+    """Until a reply is on record that weights drew which were made since the checkpoint: the first ones are it."""
+    until = time.monotonic() + within_s
+    while not any(span.version.step for span in recorded_spans(run)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def recorded_spans(run: Path) -> list[VersionSpan]:
+    turns = [turned for life in read_journal(run / "journal").lives.values() for turned in life.turns]
+    samples = [node.sample for turned in turns for node in turned.nodes if node.sample is not None]
+    return [span for sample in samples for span in sample.versions]
+
+
 def test_weights_that_come_out_otherwise_are_of_a_new_epoch_and_nothing_is_lost(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     process = runs.start(tmp_path, tiny_model, "steps=9", "checkpoint.interval_steps=100")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 4, process)
-    runs.wait_for_requests(run)
+    wait_for_tokens_of_new_weights(run)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert runs.processes_are_gone(run)
