@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
 
 
 @reported
@@ -30,6 +31,9 @@ def engine(
     attended: Annotated[bool, typer.Option(help="End when the process that started this one ends.")] = False,
 ) -> None:
     """Serve a model over SGLang's native protocol until interrupted."""
+    if attended:
+        leave_stopping_to_parent()
+        die_with_parent()
     values: dict[str, Any] = {key: value for key, value in locals().items() if key != "attended"}
     from agentrl.config.base import parse_config
     from agentrl.engine.options import EngineOptions, StepOptions, UpdateOptions

@@ -51,9 +51,7 @@ class FillerProcess:
         self._child, self._fill_s = child, fill_s
 
     @classmethod
-    async def start(
-        cls, descriptor: int, num_bytes: int, config: bytes, header: bytes, fill_s: float = FILL_S
-    ) -> FillerProcess:
+    async def start(cls, descriptor: int, num_bytes: int, config: bytes, header: bytes, fill_s: float) -> FillerProcess:
         """Start a process for memory that it maps by a file's descriptor, and for adapters of one kind.
 
         Raises:

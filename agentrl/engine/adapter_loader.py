@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.engine.adapter_file import open_adapter
-from agentrl.engine.adapter_filler import FillerProcess
+from agentrl.engine.adapter_filler import FILL_S, FillerProcess
 from agentrl.engine.adapter_reader import read_tensors
 from agentrl.engine.lora import FreePlace, LoraStack, PlacedAdapter
 from agentrl.engine.lora_room import LoraLayout, LoraRoom
@@ -33,11 +33,10 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Filler:
-    """A process, and what it was started for."""
+    """A process, and the memory that it was started for."""
 
     process: FillerProcess
     room: LoraRoom
-    known: _Known
 
 
 class AdapterLoader:
@@ -47,11 +46,13 @@ class AdapterLoader:
     other values in the same places, so another process reads it straight to where it is served from: to make and match
     hundreds of tensors takes the interpreter, and copies take memory's time, from the thread that draws tokens.
 
-    Example: of SmolLM2-135M at rank 16 (420 tensors, 20 MB) the second version takes a tenth of the first one's time.
+    Example: of SmolLM2-135M at rank 16 (420 tensors, 20 MB) a version takes a tenth of the first one's time from the
+    third on; with the second the process is started.
     """
 
-    def __init__(self, lora: LoraStack, max_rank: int) -> None:
-        self._lora, self._max_rank = lora, max_rank
+    def __init__(self, lora: LoraStack, max_rank: int, fill_s: float = FILL_S) -> None:
+        """A disk that does not answer for `fill_s` seconds is given up."""
+        self._lora, self._max_rank, self._fill_s = lora, max_rank, fill_s
         self._known: _Known | None = None
         self._filler: _Filler | None = None
 
@@ -72,6 +73,7 @@ class AdapterLoader:
         free = None if known is None else self._lora.free_place(known.layout)
         if known is not None and free is not None and await self._fill(known, free, folder):
             return self._lora.place_filled(serial, free, known.scale)
+        self.close()  # what it can read is of another kind
         return await run_in_thread(f"load-{folder.name}", lambda: self._take_apart(serial, folder))
 
     def close(self) -> None:
@@ -85,23 +87,27 @@ class AdapterLoader:
         size = free.room.place_bytes
         try:
             process = await self._process_for(known, free.room)
+        except (OSError, ProcessDiedError) as error:
+            _log.warning("no process reads adapters: %s; the one in %s is read by the engine itself", error, folder)
+            return False
+        try:
             return await process.fill(folder, free.place * size, size)
         except TimeoutError:
             self.close()
+            self._lora.lose(free)  # what the disk has held back may still come there
             raise BadRequestError(f"the adapter in {folder} cannot be read: its disk does not answer") from None
         except ProcessDiedError as error:
             _log.warning("%s; the adapter in %s is read by the engine itself", error, folder)
-            self.close()
             return False
 
     async def _process_for(self, known: _Known, room: LoraRoom) -> FillerProcess:
         filler = self._filler
-        if filler is None or filler.room is not room or filler.known is not known:
+        if filler is None or filler.room is not room:
             self.close()
             assert room.descriptor is not None
             num_bytes = room.num_places * room.place_bytes
-            process = await FillerProcess.start(room.descriptor, num_bytes, known.config, known.header)
-            filler = self._filler = _Filler(process, room, known)
+            process = await FillerProcess.start(room.descriptor, num_bytes, known.config, known.header, self._fill_s)
+            filler = self._filler = _Filler(process, room)
         return filler.process
 
     def _take_apart(self, serial: int, folder: Path) -> PlacedAdapter:

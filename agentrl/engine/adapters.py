@@ -107,6 +107,8 @@ class AdapterService:
                 self._lora.remove(serial)
             self._leaving.remove(name)
             del self._loaded[name]
+            if not self._loaded:
+                self._loader.close()
         return self._answer()
 
     async def _put(self, name: str, source: str, place: Callable[[int], Awaitable[PlacedAdapter]]) -> None:

@@ -84,7 +84,7 @@ class CallServer:
         handler = self._controls.get(route)
         if handler is None:
             return 404, _error(f"there is no {route}")
-        if self._token is not None and not secrets.compare_digest(authorization.encode(), self._token):
+        if self._token is not None and not secrets.compare_digest(authorization.encode("latin-1"), self._token):
             return 401, _error(f"{route.removeprefix('POST ')} needs the engine's bearer token")
         return 200, _body(await handler(_parse(call.body)))
 

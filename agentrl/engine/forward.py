@@ -120,7 +120,7 @@ class PassRunner:
         self._model, self._rounds = model, rounds
         self._thread = OwnThread("engine-step")
         self._long_s = long_s
-        self._longest_s = {PassKind.PREFILL: long_s, PassKind.DECODE: long_s}
+        self._longest: dict[PassKind, tuple[float, int]] = {}
         self._num_needing = 0
 
     @contextmanager
@@ -134,13 +134,25 @@ class PassRunner:
 
     async def run(self, wanted: ForwardPass) -> Computed:
         """What comes of a pass. Waits for: its end."""
-        if self._longest_s[wanted.kind] < self._long_s and not self._num_needing:
+        if self._is_short(wanted) and not self._num_needing:
             return self._compute(wanted)
         return await self._thread.call(lambda: self._compute(wanted))
+
+    def _is_short(self, wanted: ForwardPass) -> bool:
+        """By the longest of the last ones of its kind, since a short one says little of those that follow.
+
+        A pass that is larger than that one is expected to take longer by as much.
+        """
+        if wanted.kind not in self._longest:
+            return False
+        longest_s, num_ids = self._longest[wanted.kind]
+        return longest_s * max(1.0, wanted.ids_BT.size / num_ids) < self._long_s
 
     def _compute(self, wanted: ForwardPass) -> Computed:
         started = time.perf_counter()
         computed = compute(self._model, wanted, self._rounds)
-        # The longest of the last ones of its kind, since a short one says little of those that follow.
-        self._longest_s[wanted.kind] = max(time.perf_counter() - started, 0.95 * self._longest_s[wanted.kind])
+        took_s = time.perf_counter() - started
+        longest_s, num_ids = self._longest.get(wanted.kind, (0.0, 1))
+        fades_s = 0.95 * longest_s
+        self._longest[wanted.kind] = (took_s, wanted.ids_BT.size) if took_s >= fades_s else (fades_s, num_ids)
         return computed

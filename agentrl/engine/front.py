@@ -67,7 +67,8 @@ class Front:
 
     async def _pass_on(self, answers: asyncio.Queue[Message], send: Send) -> None:
         answer = await answers.get()
-        if answer.kind is Kind.ANSWER:
+        is_streamed = answer.kind is Kind.PIECE
+        if not is_streamed:
             length = (b"content-length", b"%d" % len(answer.body))
             await send({"type": "http.response.start", "status": int(answer.note), "headers": [_JSON, length]})
         else:
@@ -76,7 +77,9 @@ class Front:
             await send({"type": "http.response.body", "body": answer.body, "more_body": True})
             self.link.send(Message(Kind.TAKEN, answer.call))
             answer = await answers.get()
-        await send({"type": "http.response.body", "body": answer.body})
+        # Behind pieces it is empty, or an error that came too late for a status.
+        body = b"data: " + answer.body + b"\n\n" if is_streamed and answer.body else answer.body
+        await send({"type": "http.response.body", "body": body})
 
     async def _watch(self, number: int, receive: Receive) -> None:
         """Waits for: the client to close its connection. Unblocked by: that, or the end of the answer."""
@@ -88,8 +91,7 @@ class Front:
 async def serve(link: socket.socket, host: str, port: int) -> None:
     """Take calls once the engine is ready.
 
-    The port is taken at once, so that an engine whose port is in use is told before it has loaded a model, but nobody
-    listens there yet: an engine that is loading refuses connections.
+    The port is taken at once, but nobody listens there yet: an engine that is loading refuses connections.
 
     Waits for: the engine's end. Unblocked by: that, by which this process ends at once.
     """

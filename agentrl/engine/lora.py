@@ -119,6 +119,11 @@ class LoraStack:
         """An adapter that was put into a free place."""
         return PlacedAdapter(serial, free.place, free.room, self._free[1:], scale)
 
+    def lose(self, free: FreePlace) -> None:
+        """Put nothing into a free place any more: somebody else may still write there."""
+        if free.room is self._room:
+            self._free = tuple(place for place in self._free if place != free.place)
+
     def put(self, placed: PlacedAdapter) -> None:
         """Serve an adapter from the next step on."""
         self._places[placed.serial] = placed.place

@@ -19,22 +19,19 @@ from agentrl.engine.link import Kind, Message
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import EngineServer
 from agentrl.process.loop import run_async
-from agentrl.process.parent import STOP_SIGNALS, die_with_parent, leave_stopping_to_parent
+from agentrl.process.parent import STOP_SIGNALS, stops_held_back
 from agentrl.types.errors import EngineError
 
 _EXIT_S = 5.0
 
 
 def run_engine(options: EngineOptions, attended: bool) -> None:
-    """Load the model and serve it, only as long as the parent process lives if `attended`.
+    """Load the model and serve it, until a signal to stop comes unless it is `attended`.
 
     Raises:
         ConfigError: the model cannot be loaded.
         EngineError: the process that speaks HTTP has ended, as it does where the port is in use.
     """
-    if attended:
-        leave_stopping_to_parent()
-        die_with_parent()
     torch.set_num_threads(options.threads)
     front = FrontProcess.start(options.host, options.port)
     try:
@@ -59,7 +56,7 @@ class FrontProcess:
     def start(cls, host: str, port: int) -> FrontProcess:
         """Start it; it takes the port, and calls once it is told that the engine is ready."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, stops_held_back():
             command = [sys.executable, "-m", "agentrl.engine.front", str(theirs.fileno()), host, str(port)]
             return cls(subprocess.Popen(command, pass_fds=[theirs.fileno()]), ours)
 
@@ -75,7 +72,8 @@ class FrontProcess:
 async def _serve(server: EngineServer, token: str | None, front: FrontProcess, stops: Iterable[signal.Signals]) -> bool:
     """Whether the engine was told to end, by one of the signals `stops`; if not, its front has ended.
 
-    Waits for: such a signal, or the front's end. Unblocked by: these; a step that fails ends the process.
+    Waits for: such a signal, or the front's end. Unblocked by: these; a step that fails ends the process. A step that
+    does not end in time is left to the end of the process.
     """
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
@@ -88,9 +86,11 @@ async def _serve(server: EngineServer, token: str | None, front: FrontProcess, s
     calls.link.send(Message(Kind.READY))
     waits = [asyncio.create_task(event.wait()) for event in (interrupted, calls.ended)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    # A thread that computes while the interpreter ends would crash the process.
-    async with server.scheduler.between_steps():
-        steps.cancel()
+    try:
+        async with asyncio.timeout(_EXIT_S), server.scheduler.between_steps():
+            steps.cancel()
+    except TimeoutError:  # a thread that computes while the interpreter ends would crash the process
+        os._exit(0 if interrupted.is_set() else 1)
     calls.link.close()
     return interrupted.is_set()
 

@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
 _PARENT = "AGENTRL_PARENT_PID"
@@ -16,6 +18,16 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def attended_environment() -> dict[str, str]:
     """What a child that is to die with this process needs in its environment."""
     return {_PARENT: str(os.getpid())}
+
+
+@contextmanager
+def stops_held_back() -> Iterator[None]:
+    """A child that is started meanwhile gets none of these signals before it asks for them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def leave_stopping_to_parent() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 from agentrl import codec
-from agentrl.process.parent import STOP_SIGNALS, attended_environment
+from agentrl.process.parent import attended_environment, stops_held_back
 from agentrl.process.server import Call, ObjectServer, Reply
 from agentrl.types.errors import AgentRLError
 
@@ -142,7 +142,7 @@ class ChildProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the child and everything it started, at once; safe to call twice."""
+        """End the child and everything it started, at once unless a disk holds it; safe to call twice."""
         kill_group(self._process)
         self._writer.close()
 
@@ -162,9 +162,8 @@ def spawn(
         OSError: there is no process or no descriptor to be had.
     """
     ours, theirs = socket.socketpair()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        with theirs:
+        with theirs, stops_held_back():
             process = subprocess.Popen(
                 [sys.executable, *argv, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -177,8 +176,6 @@ def spawn(
     except BaseException:
         ours.close()
         raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process, ours
 
 
@@ -189,12 +186,13 @@ def how_it_ended(process: subprocess.Popen[bytes]) -> str:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads its own group, and the group."""
+    """Kill a process that leads its own group, and the group; one that a disk holds ends once that lets it."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         process.kill()
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_EXIT_S)
 
 
 def tail(log: Path, num_lines: int = 15) -> str:

@@ -114,8 +114,8 @@ async def test_a_call_past_its_deadline_is_aborted_inside_the_engine(embedded: E
 
 async def test_an_interrupted_call_says_so_and_keeps_its_partial_output(embedded: EngineCalls) -> None:
     client = embedded.server.client()
-    whole = await client.generate(_request("interrupted-0001", 100))
-    task = asyncio.create_task(client.generate(_request("interrupted-0002", 100)))
+    whole = await client.generate(_request("interrupted-0001", 900))
+    task = asyncio.create_task(client.generate(_request("interrupted-0002", 900)))
     await embedded.wait_for(running=1)
     assert await client.pause() == 1
     partial = await task

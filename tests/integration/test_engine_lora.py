@@ -235,12 +235,12 @@ async def test_an_adapter_that_is_leaving_takes_no_new_request(embedded: EngineC
 async def test_loading_disturbs_no_running_request(
     lora_engine: EngineCalls, reference: Reference, first: MadeAdapter
 ) -> None:
-    running = await lora_engine.start_running(PROMPT, "undisturbed-0001", max_new_tokens=400, ignore_eos=True)
+    running = await lora_engine.start_running(PROMPT, "undisturbed-0001", max_new_tokens=2500, ignore_eos=True)
     async with _loaded(lora_engine, first) as name:
         await lora_engine.generate(PROMPT, max_new_tokens=5, ignore_eos=True, lora_path=name)
+        assert not running.done()
         answer = await running
-    assert len(answer["output_ids"]) == 400
-    assert answer["meta_info"]["num_retractions"] == 0
+    assert (len(answer["output_ids"]), answer["meta_info"]["num_retractions"]) == (2500, 0)
     assert _is_as_merged(reference, lora_engine.server.model, PROMPT, answer)
 
 

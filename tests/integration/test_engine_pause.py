@@ -46,15 +46,17 @@ async def test_sampled_requests_of_a_full_engine_survive_a_pause_with_their_seed
     embedded: EngineCalls, mode: str
 ) -> None:
     def start(number: int) -> asyncio.Task:
-        sampling = {"max_new_tokens": 60, "sampling_seed": number, "ignore_eos": True, "logprob_start_len": 0}
+        sampling = {"max_new_tokens": NUM_TOKENS, "sampling_seed": number, "ignore_eos": True, "logprob_start_len": 0}
         return embedded.start([10 + number] * (70 + number), **sampling)
 
     before = await asyncio.gather(*(start(n) for n in range(9)))
     tasks = [start(n) for n in range(9)]
+    num_paused = 0
     for _ in range(3):
         await asyncio.sleep(0.03)
-        await embedded.ok("/pause_generation", mode=mode)
+        num_paused += (await embedded.ok("/pause_generation", mode=mode))["num_paused_requests"]
         await embedded.ok("/continue_generation")
+    assert num_paused
     for old, new in zip(before, await asyncio.gather(*tasks), strict=True):
         assert new["output_ids"] == old["output_ids"]
         prompts = [[entry[0] for entry in a["meta_info"]["input_token_logprobs"][1:]] for a in (old, new)]

@@ -82,11 +82,11 @@ async def test_a_temperature_too_small_to_divide_by_is_greedy(guarded: EngineCal
 
 
 async def test_an_id_in_flight_is_refused_and_its_owner_runs_on(engine: EngineCalls) -> None:
-    task = engine.start(PROMPT, "taken-already-0001", max_new_tokens=400, ignore_eos=True)
+    task = engine.start(PROMPT, "taken-already-0001", max_new_tokens=1500, ignore_eos=True)
     await engine.wait_for(running=1)
     message = await engine.refused("/generate", input_ids=PROMPT, rid="taken-already-0001")
     assert "taken-already-0001" in message or "dup" in message.lower()
-    assert len((await task)["output_ids"]) == 400
+    assert len((await task)["output_ids"]) == 1500
 
 
 async def test_a_batch_names_an_adapter_for_each_prompt(guarded: EngineCalls) -> None:

@@ -50,6 +50,7 @@ def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have
     process = runs.start(tmp_path, tiny_model, "steps=100000", "rollout.limits.max_reply_tokens=400")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 2, process)
+    runs.wait_for_requests(run)
     for pid in [process.pid] if told == "the run" else {process.pid, *runs.processes_of(run)}:
         os.kill(pid, signal.SIGTERM)
     output = process.communicate(timeout=200)[0]

@@ -14,7 +14,7 @@ import torch
 from agentrl.engine import adapter_loader
 from agentrl.engine.adapter_file import AdapterFile
 from agentrl.engine.adapter_loader import AdapterLoader
-from agentrl.engine.lora import LoraStack
+from agentrl.engine.lora import FreePlace, LoraStack
 from agentrl.engine.model import load_network
 from agentrl.engine.request import BadRequestError
 from tests.integration.lora_adapters import MadeAdapter, make_adapter
@@ -179,3 +179,24 @@ async def test_an_engine_whose_reading_process_was_killed_reads_once_by_itself(
     for serial in (2, 3, 4):
         assert torch.allclose(served.change(serial), served.expected(versions[serial - 1]), atol=1e-4)
     assert len(read_apart) == 2
+
+
+async def test_a_disk_that_does_not_answer_is_given_up_and_its_place_is_never_used_again(
+    serve: Serve, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, versions = serve(tiny_model), _versions(tiny_model, tmp_path, 5)
+    served.loader = AdapterLoader(served.stack, 8, fill_s=5.0)
+    lost: list[FreePlace] = []
+    lose = served.stack.lose
+    monkeypatch.setattr(served.stack, "lose", lambda free: (lost.append(free), lose(free)))
+    for serial in (1, 2):
+        await served.load(serial, versions[serial - 1].folder)
+    os.kill(served.loader.filler_pid, signal.SIGSTOP)
+    with pytest.raises(BadRequestError, match="its disk does not answer"):
+        await served.loader.load(3, versions[2].folder)
+    for serial in (3, 4, 5):
+        placed = await served.loader.load(serial, versions[serial - 1].folder)
+        assert placed.room is not lost[0].room or placed.place != lost[0].place
+        served.stack.put(placed)
+    for serial in range(1, 6):
+        assert torch.allclose(served.change(serial), served.expected(versions[serial - 1]), atol=1e-4)

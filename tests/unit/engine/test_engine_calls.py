@@ -126,6 +126,8 @@ async def test_a_client_that_hangs_up_has_its_request_ended(tiny_model: Path, is
             pass
         assert (message.kind, message.call) == (Kind.ANSWER, 7)
         assert caller.server.scheduler.num_running == 0
+        if not is_streamed:
+            assert orjson.loads(message.body)["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 def _tokens(piece: Message) -> list[int]:

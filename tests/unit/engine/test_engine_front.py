@@ -107,6 +107,17 @@ async def test_the_engine_hears_of_a_client_that_hangs_up(side: Side) -> None:
     await side.answered(task)
 
 
+async def test_an_error_behind_pieces_is_an_event_like_them(side: Side) -> None:
+    client = Client(_body(b"{}"))
+    task = side.start(client)
+    call = await side.next()
+    side.link.send(Message(Kind.PIECE, call.call, body=b"data: 1\n\n"))
+    assert (await side.next()).kind is Kind.TAKEN
+    side.link.send(Message(Kind.ANSWER, call.call, "500", b'{"error":1}'))
+    await side.answered(task)
+    assert [event["body"] for event in client.got[1:]] == [b"data: 1\n\n", b'data: {"error":1}\n\n']
+
+
 async def test_a_piece_counts_as_taken_when_the_client_has_taken_it(side: Side) -> None:
     client = Client(_body(b"{}"))
     task = side.start(client)

@@ -5,11 +5,13 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from agentrl.engine.forward import PassRunner
+from agentrl.engine.forward import Computed, ForwardPass, PassRunner
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions, StepOptions
 from agentrl.engine.pause import PauseMode
@@ -37,6 +39,9 @@ class HeldSteps:
 
     async def until_computing(self) -> None:
         assert await asyncio.to_thread(self._began.acquire, timeout=_DEADLINE_S)
+
+    async def is_computing_within(self, seconds: float) -> bool:
+        return await asyncio.to_thread(self._began.acquire, timeout=seconds)
 
     def let_go(self, steps: int = 1) -> None:
         self._may_go.release(steps)
@@ -123,8 +128,7 @@ async def test_an_engine_that_is_paused_computes_nothing_until_it_goes_on(server
         steps.let_go()
         await pause
         num_drawn = len(request.output_ids)
-        steps.let_go(5)
-        await _few_turns()
+        assert not await steps.is_computing_within(0.2)
         assert (num_drawn, len(request.output_ids)) == (1, 1)
         await steps.call("/continue_generation")
         await steps.until_computing()
@@ -212,3 +216,28 @@ async def test_short_steps_leave_the_loop_free_only_while_it_is_needed(tiny_mode
         await passes.run(planned)
     await passes.run(planned)
     assert threads == ["MainThread", "engine-step", "MainThread"]
+
+
+def _prefill(num_tokens: int) -> ForwardPass:
+    none = np.zeros(0, np.int64)
+    return ForwardPass(slice(0, 1), np.zeros((1, num_tokens), np.int32), none, none, none, none, [], [], None)
+
+
+async def test_a_pass_much_larger_than_those_before_it_leaves_the_loop_free(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    seconds = [0.0]
+
+    def compute(_model: ServedModel, wanted: ForwardPass, _rounds: bool) -> Computed:
+        threads.append(threading.current_thread().name)
+        seconds[0] += wanted.ids_BT.size * 5e-4
+        return Computed([], None)
+
+    monkeypatch.setattr("agentrl.engine.forward.compute", compute)
+    monkeypatch.setattr("agentrl.engine.forward.time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    model = ServedModel(EngineOptions(model=tiny_model, port=1, max_running_requests=2))
+    passes = PassRunner(model, rounds=False, long_s=0.1)
+    for num_tokens in (50, 50, 4096, 50):
+        await passes.run(_prefill(num_tokens))
+    assert threads == ["engine-step", "MainThread", "engine-step", "engine-step"]
