@@ -18,9 +18,9 @@ Three kinds of file, of which the first alone is the truth:
 
 Rollout workers wait for their disk in another process (`appender_process`), as a thread that syncs and an event loop
 that plays episodes wait for each other's interpreter several times a sync: turns of a busy loop wait two thirds as long
-and half as long at worst (figures in ``tests/benchmarks/README.md``). What writes rarely, as the
-buffer does, has a thread. What a killed worker had sent may still be written behind its death, as what a disk
-held back may be: nobody was told that it is safe, and a successor's lease leaves it out.
+and half as long at worst (figures in ``tests/benchmarks/README.md``). What writes rarely, as the buffer does, has a
+thread. What a killed worker had sent may still be written behind its death, as what a disk held back may be: nobody was
+told that it is safe, and a successor's lease leaves it out.
 
 The archive is for other tools as it is::
 

@@ -66,6 +66,7 @@ class AppenderProcess:
 
     def post(self, entries: Entries, then: Then) -> None:
         """Send a batch; the first one starts the process. Raises StorageError if it cannot be started, or has ended."""
+        assert not self.is_writing, "one batch at a time"
         if self._end_error is not None:
             raise self._end_error
         if self.process is None:
