@@ -25,10 +25,10 @@ The front also frees that interpreter of requests for tokens: one of 20 tokens t
 process, and 9.8 and .5 in two.
 
 The computing process takes calls, plans steps and hands out what they drew on its event loop. There it computes short
-forward passes as well, so that calls wait for their end. A pass that is likely to take .1 s is computed in a thread of its
-own, which does nothing else, and so is every pass while a broadcast comes in: calls are taken and answered meanwhile.
-Not always, for two threads that take turns with the interpreter cost a tiny model a tenth of its tokens; but a
-broadcast that waited for two passes took 1.8 times a bare one's time. Other threads read new weights into fresh memory.
-What changes requests' slots, weights or adapters is done between two steps, in the order of its calls
+forward passes as well, so that calls wait for their end. A pass that is likely to take .1 s is computed in a thread
+of its own, which does nothing else, and so is every pass while a broadcast comes in: calls are taken and answered
+meanwhile. Not always, for two threads that take turns with the interpreter cost a tiny model a tenth of its tokens;
+but a broadcast that waited for two passes took 1.8 times a bare one's time. Other threads read new weights into fresh
+memory. What changes requests' slots, weights or adapters is done between two steps, in the order of its calls
 (`Scheduler.between_steps`); done at another time it is an error.
 """
