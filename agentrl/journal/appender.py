@@ -42,7 +42,8 @@ class SegmentAppender:
     ) -> None:
         """`check_right` is asked before every write and raises if another process has taken over."""
         self._folder, self._name, self._segment_bytes = folder, name, segment_bytes
-        self._role = name.partition("-")[0]
+        role = name.partition("-")[0]
+        self._written, self._synced, self._made = f"{role}.written", f"{role}.synced", f"{role}.segment_made"
         self._check_right, self._disk = check_right, disk
         self._segment: SegmentFile | None = None
 
@@ -56,10 +57,10 @@ class SegmentAppender:
             full.close()
             self._segment = self._make_segment(full.header.number + 1, full.durable)
         self._segment.append(entries)
-        crash_point(f"{self._role}.written")
+        crash_point(self._written)
         self._segment.sync()
         end = SegmentEnd(self._segment.path.name, self._segment.durable.end)
-        crash_point(f"{self._role}.synced")
+        crash_point(self._synced)
         return end
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class SegmentAppender:
     def _make_segment(self, number: int, before: Durable) -> SegmentFile:
         path = segment_path(self._folder, self._name, number)
         segment = SegmentFile.create(path, number, self._disk, before)
-        crash_point(f"{self._role}.segment_made")
+        crash_point(self._made)
         return segment
 
 

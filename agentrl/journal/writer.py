@@ -15,11 +15,11 @@ from agentrl.journal.appender import (
     Entries,
     SegmentAppender,
 )
-from agentrl.journal.appender_process import AppenderProcess
 from agentrl.journal.claim import Claim
 from agentrl.journal.disk import DISK, Disk
 from agentrl.journal.frames import MAX_PAYLOAD_BYTES
 from agentrl.journal.reach import SegmentEnd
+from agentrl.journal.remote_appender import AppenderProcess
 from agentrl.journal.segments import REMEDY
 from agentrl.process.threads import settle
 from agentrl.types.errors import StorageError

@@ -78,12 +78,12 @@ def serve(target: Any, fd: int) -> None:
     """Answer calls that arrive on socket `fd` until the other side closes it."""
     server = ObjectServer(target)
     with socket.socket(fileno=fd) as connection:
-        while (request := receive(connection)) is not None:
+        while (request := _receive(connection)) is not None:
             reply = server.dispatch(request)
             connection.sendall(_LENGTH.pack(len(reply)) + reply)
 
 
-def receive(connection: socket.socket) -> bytes | None:
+def _receive(connection: socket.socket) -> bytes | None:
     """A message behind its length; None at the other side's end. Waits for: one. Unblocked by: it, or that end."""
     header = _receive_exactly(connection, _LENGTH.size)
     if header is None:

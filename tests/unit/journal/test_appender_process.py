@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.journal.appender_process import AppenderProcess
 from agentrl.journal.claim import Claim
 from agentrl.journal.frames import Frame
+from agentrl.journal.remote_appender import AppenderProcess
 from agentrl.journal.segments import read_segment, segment_paths
 from agentrl.journal.writer import GATHER_S, JournalWriter, process_writer
 from agentrl.process.loop import run_async
@@ -27,7 +27,7 @@ from agentrl.types.errors import StorageError
 LIMIT_S = 30.0
 PROGRAM = """
 import asyncio, os, pathlib
-from agentrl.journal.appender_process import AppenderProcess
+from agentrl.journal.remote_appender import AppenderProcess
 from agentrl.journal.claim import Claim
 from agentrl.journal.writer import JournalWriter
 async def main():
