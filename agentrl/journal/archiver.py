@@ -1,6 +1,6 @@
 """A process that archives and prunes, so that neither takes turns with the event loop of the rollouts.
 
-It is started for the first checkpoint and has a low priority: it takes what engines, trainer and rollouts leave.
+It is started for the first checkpoint and has the lowest priority: it takes what engines, trainer and rollouts leave.
 Nothing depends on it in time, since what it has not moved is moved behind a later checkpoint.
 """
 
@@ -22,8 +22,9 @@ from agentrl.process.server import serve
 from agentrl.types.errors import StorageError
 
 _log = logging.getLogger(__name__)
-DEADLINE_S = 600.0
-_NICENESS = 10
+# At its priority it has one part in seventy of a processor that is never idle, where a minute of work takes an hour.
+DEADLINE_S = 3600.0
+_NICENESS = 19
 # Rows are made by ten thousands and nothing in them refers back: to look for cycles among them takes a third of the
 # work, at the usual threshold of 700.
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
