@@ -21,6 +21,7 @@ from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
+from agentrl.process.heap import heap_kept
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
@@ -86,7 +87,8 @@ async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_s
     start, journal = await asyncio.to_thread(_begin, config, run, is_salvaged)
     try:
         async with assembled(config, run, start, observer, journal) as parts:
-            return await Controller(parts).run()
+            with heap_kept():
+                return await Controller(parts).run()
     except BaseExceptionGroup as group:
         error = first_failure(group)
         if journal.is_held:
