@@ -11,20 +11,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MOMENT_S = 2.0
+MOMENT_S = 0.5
 LIMIT_S = 1800.0
 _POLL_S = 0.02
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
 class Program:
     """A process with its descendants, which are stopped and continued as one; `moments` are when they ran.
 
+    `processor_s` is the processor time of each of its processes at the end of the last moment that it saw.
+
     Example: moments from second 10 to 12 and from 14 to 16 make three active seconds up to second 15.
     """
 
     process: subprocess.Popen[bytes]
     moments: list[tuple[float, float]] = field(default_factory=list)
+    processor_s: dict[int, float] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -43,6 +47,7 @@ class Program:
             time.sleep(min(_POLL_S, max(0.0, started + moment_s - time.time())))
         _send(self.process.pid, signal.SIGSTOP)
         self.moments.append((started, time.time()))
+        self.processor_s |= _processor_s(_family(self.process.pid))
 
 
 def run_in_turn(programs: Sequence[Program], are_done: Callable[[], bool], moment_s: float = MOMENT_S) -> None:
@@ -73,6 +78,16 @@ def _send(pid: int, number: signal.Signals) -> None:
             with suppress(ProcessLookupError):
                 os.kill(member, number)
         seen |= new
+
+
+def _processor_s(members: set[int]) -> dict[int, float]:
+    """Seconds that each has used so far; those that have ended are left out."""
+    seconds = {}
+    for member in members:
+        with suppress(OSError):
+            user, system = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()[11:13]
+            seconds[member] = (int(user) + int(system)) / _TICKS_A_SECOND
+    return seconds
 
 
 def _family(pid: int) -> set[int]:

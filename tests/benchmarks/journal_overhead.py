@@ -2,23 +2,19 @@
 
 Part of the benchmark `journal_rate`. The policy does not move (its steps are too small to change a draw) and draws are
 seeded, so both runs of a pair play the same episodes and differ by the journal alone. They have the machine in turn,
-two seconds each, so that what else it does befalls both alike.
+half a second each, so that what else it does befalls both alike.
 
 Figures: `overhead_fraction`, the seconds a turn with the journal over those without, minus 1, in all pairs together,
 and `overhead_low` and `overhead_high`, its 95 % interval, bootstrapped over the pairs. Seconds are those of the steps
 that count, turns those of the episodes that were consumed by them: which episodes come in time for a step is the one
-thing in which the runs of a pair differ. `steps_fraction` is the same of the seconds alone. `processor_ms_per_turn` is
-what the process that runs the rollouts takes more of it with a journal (median over the pairs), `archiver_ms_per_turn`
-what the process of its own takes that archives at low priority, its start included, and `processor_fraction` both over
-what all processors have in the time without; `turns_per_s`.
+thing in which the runs of a pair differ. `steps_fraction` is the same of the seconds alone. `processor_fraction` is
+what all processes of a run together take more processor time a turn with a journal, their starts included (median over
+the pairs), and `processor_ms_per_turn` the same in milliseconds; `turns_per_s`.
 """
 
 from __future__ import annotations
 
 import json
-import operator
-import os
-import re
 import statistics
 import subprocess
 import sys
@@ -34,7 +30,6 @@ ROUNDS = 8
 STEPS = 150
 KINDS = ("none", "segments")
 _CHECKPOINTS = 5
-_PROCESSOR_S = re.compile(r"([0-9.]+) s of processor time")
 RECIPE = Path(__file__).parents[2] / "environments" / "sql" / "demo.toml"
 
 
@@ -75,7 +70,11 @@ class _Played:
     wall_s: float
     turns: int
     processor_s: float
-    archiver_s: float
+
+    @property
+    def processor_ms_per_turn(self) -> float:
+        """Of all its processes."""
+        return 1000 * self.processor_s / self.turns
 
 
 @dataclass(slots=True)
@@ -90,8 +89,7 @@ class _Player:
     @classmethod
     def start(cls, folder: Path, work: Workload, kind: str, number: int) -> _Player:
         name, overrides = f"{kind}-{number}", work.overrides(folder, kind, number)
-        figures = str(folder / f"{name}.json")
-        command = [sys.executable, "-m", "tests.benchmarks.journal_run", figures, str(work.recipe), *overrides]
+        command = [sys.executable, "-m", "tests.benchmarks.journal_run", str(work.recipe), *overrides]
         return cls(Program(subprocess.Popen(command)), folder, name, work)
 
     def times(self) -> list[float]:
@@ -108,16 +106,14 @@ class _Player:
         """Raises SystemExit if the run failed."""
         if self.program.process.wait():
             raise SystemExit(f"run {self.name} failed, see above")
-        times, result = self.times(), json.loads((self.folder / f"{self.name}.json").read_text())
-        run, active_s, first_steps = Path(result["run"]), self.program.active_s, self.work.first_steps
-        ledger = read_ledger(run / "ledger.jsonl")
+        times, active_s, first_steps = self.times(), self.program.active_s, self.work.first_steps
+        ledger = [line for path in self.folder.glob(f"{self.name}-*/ledger.jsonl") for line in read_ledger(path)]
         return _Played(
             steps_s=active_s(times[-1]) - active_s(times[first_steps - 1]),
             steps_turns=sum(line.turns for line in ledger if line.step > first_steps),
             wall_s=active_s(times[-1]),
             turns=sum(line.turns for line in ledger),
-            processor_s=result["processor_s"],
-            archiver_s=_archiver_s(run / "logs" / "archiver.log"),
+            processor_s=sum(self.program.processor_s.values()),
         )
 
 
@@ -130,24 +126,24 @@ def measure_overhead(folder: Path, work: Workload, rounds: int) -> dict[str, flo
     for number in range(rounds):
         pairs.append(_play_pair(folder, work, number))
         work_of = " and ".join(f"{played.steps_turns} turns in {played.steps_s:.2f} s" for played in pairs[-1])
-        print(f"pair {number + 1} of {rounds}: {_ratio(pairs[-1:]):.4f} ({work_of})", file=sys.stderr, flush=True)
+        processor = " and ".join(f"{played.processor_ms_per_turn:.3f}" for played in pairs[-1])
+        figures = f"{_ratio(pairs[-1:]):.4f} ({work_of}; {processor} ms of processor time a turn)"
+        print(f"pair {number + 1} of {rounds}: {figures}", file=sys.stderr, flush=True)
     low, high = _interval(pairs)
     wall_s = sum(with_journal.wall_s for _, with_journal in pairs)
-    more_s = [(with_journal.processor_s - without.processor_s) for without, with_journal in pairs]
-    archiver_s = [with_journal.archiver_s for _, with_journal in pairs]
-    turns = [with_journal.turns for _, with_journal in pairs]
-    all_s = map(operator.add, more_s, archiver_s)
-    available_s = [without.wall_s * len(os.sched_getaffinity(0)) for without, _ in pairs]
+    turns = sum(with_journal.turns for _, with_journal in pairs)
+    processor_ms = [
+        (without.processor_ms_per_turn, with_journal.processor_ms_per_turn) for without, with_journal in pairs
+    ]
     return {
         "overhead_fraction": round(_ratio(pairs) - 1, 4),
         "overhead_low": round(low - 1, 4),
         "overhead_high": round(high - 1, 4),
         "steps_fraction": round(sum(w.steps_s for _, w in pairs) / sum(w.steps_s for w, _ in pairs) - 1, 4),
-        "processor_ms_per_turn": round(1000 * statistics.median(map(operator.truediv, more_s, turns)), 3),
-        "archiver_ms_per_turn": round(1000 * statistics.median(map(operator.truediv, archiver_s, turns)), 3),
-        "processor_fraction": round(statistics.median(map(operator.truediv, all_s, available_s)), 5),
+        "processor_fraction": round(statistics.median(more / less - 1 for less, more in processor_ms), 4),
+        "processor_ms_per_turn": round(statistics.median(more - less for less, more in processor_ms), 3),
         "step_s_without": round(statistics.mean(w.steps_s for w, _ in pairs) / (work.steps - work.first_steps), 4),
-        "turns_per_s": round(sum(turns) / wall_s, 1),
+        "turns_per_s": round(turns / wall_s, 1),
         "pairs": rounds,
     }
 
@@ -158,11 +154,6 @@ def _play_pair(folder: Path, work: Workload, number: int) -> Pair:
     in_order = [players[kind] for kind in (KINDS if number % 2 else KINDS[::-1])]
     run_in_turn([player.program for player in in_order], lambda: all(player.is_done() for player in in_order))
     return players["none"].played(), players["segments"].played()
-
-
-def _archiver_s(log: Path) -> float:
-    """Processor time of a run's archiver, as the last line of its log says it."""
-    return float(_PROCESSOR_S.findall(log.read_text())[-1]) if log.exists() else 0.0
 
 
 def _ratio(pairs: list[Pair]) -> float:
