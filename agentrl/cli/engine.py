@@ -24,6 +24,7 @@ def engine(
     context_length: Annotated[int | None, typer.Option(help="Longest prompt plus reply; default: the model's.")] = None,
     prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens that one step may process.")] = 4096,
     long_step_s: Annotated[float, typer.Option(help="Seconds from which calls do not wait for a step.")] = 0.1,
+    hung_step_s: Annotated[float, typer.Option(help="Seconds from which a step makes the engine unwell.")] = 300.0,
     weight_version: Annotated[str, typer.Option(help="Label of the first weights.")] = "default",
     max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.")] = 64,
     collective_s: Annotated[float, typer.Option(help="Seconds that a broadcast of weights may take.")] = 120.0,

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from agentrl.engine.link import Kind, Link, Message
-from agentrl.engine.request import BadRequestError
+from agentrl.engine.request import BadRequestError, UnwellError
 from agentrl.engine.server import EngineServer
 
 Hangup = asyncio.Future[None]
@@ -68,6 +68,8 @@ class CallServer:
             status, body = await self._answer(call)
         except BadRequestError as error:
             status, body = 400, _error(str(error), {"success": False} | error.fields)
+        except UnwellError as error:
+            status, body = 503, _error(str(error))
         except Exception:  # noqa: BLE001 - a handler's own fault ends its call and not the engine
             traceback.print_exc()
             status, body = 500, _error("the engine failed at this; its log says how")

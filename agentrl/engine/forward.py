@@ -122,6 +122,12 @@ class PassRunner:
         self._long_s = long_s
         self._longest: dict[PassKind, tuple[float, int]] = {}
         self._num_needing = 0
+        self._began: float | None = None
+
+    @property
+    def computing_s(self) -> float:
+        """For how long the pass under way has been computed; 0 between two."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
 
     @contextmanager
     def loop_needed(self) -> Iterator[None]:
@@ -134,9 +140,13 @@ class PassRunner:
 
     async def run(self, wanted: ForwardPass) -> Computed:
         """What comes of a pass. Waits for: its end."""
-        if self._is_short(wanted) and not self._num_needing:
-            return self._compute(wanted)
-        return await self._thread.call(lambda: self._compute(wanted))
+        self._began = time.perf_counter()
+        try:
+            if self._is_short(wanted) and not self._num_needing:
+                return self._compute(wanted)
+            return await self._thread.call(lambda: self._compute(wanted))
+        finally:
+            self._began = None
 
     def _is_short(self, wanted: ForwardPass) -> bool:
         """By the longest of the last ones of its kind, since a short one says little of those that follow.

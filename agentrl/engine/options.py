@@ -32,6 +32,11 @@ class StepOptions(ConfigModel):
 
     Shorter ones are cheaper on the event loop, and calls wait for their end. Lower it if other callers cannot.
     """
+    hung_step_s: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds from which a step that has not ended makes the engine unwell, so that whoever watches it starts it anew.
+
+    Raise it where a long prompt takes longer.
+    """
 
 
 class EngineOptions(ConfigModel):

@@ -19,6 +19,10 @@ _SAMPLING_KEYS = {
 }  # fmt: skip
 
 
+class UnwellError(Exception):
+    """The engine does not do what it is there for; becomes HTTP 503 with this message."""
+
+
 class BadRequestError(Exception):
     """A request that cannot be served as given; becomes HTTP 400 with this message and these further fields."""
 

@@ -70,6 +70,11 @@ class Scheduler:
         """Requests in the queue."""
         return len(self._waiting)
 
+    @property
+    def computing_s(self) -> float:
+        """For how long the step under way has been computed; 0 between two."""
+        return self._passes.computing_s
+
     def in_flight(self) -> list[Request]:
         """Requests that wait or run."""
         return [*self._waiting, *self._running.values()]

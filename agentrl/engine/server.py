@@ -12,7 +12,7 @@ from agentrl.engine.memory import MemoryRoutes
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.pause import PauseMode
-from agentrl.engine.request import BadRequestError
+from agentrl.engine.request import BadRequestError, UnwellError
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.updates import Handler, UpdateRoutes
 from agentrl.engine.weights import WeightStore
@@ -54,7 +54,17 @@ class EngineServer:
 
     def views(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """GET routes by path; they answer whatever state the engine is in."""
-        return {"/model_info": self._model_info, "/health": lambda: {"status": "ok"}, "/v1/models": self._models}
+        return {"/model_info": self._model_info, "/health": self._health, "/v1/models": self._models}
+
+    def _health(self) -> dict[str, Any]:
+        """Raises UnwellError if a step does not end; one on the event loop would keep the question waiting as well."""
+        computing_s = self.scheduler.computing_s
+        if computing_s >= self._options.steps.hung_step_s:
+            raise UnwellError(
+                f"a step has been computed for {computing_s:.0f} s; start the engine anew, with a larger --hung-step-s "
+                "if steps may take so long"
+            )
+        return {"status": "ok"}
 
     def _model_info(self) -> dict[str, Any]:
         """What is served."""

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from agentrl.engine.calls import CallServer
+from agentrl.engine.forward import PassRunner
 from agentrl.engine.link import Kind, Link, Message
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import EngineServer
@@ -73,6 +74,16 @@ async def test_every_call_has_one_answer(tiny_model: Path, call: tuple[Any, ...]
     async with _calling(tiny_model) as caller:
         assert (await caller.answer(*call))[0] == status
         assert caller.heard.empty()
+
+
+async def test_an_unwell_engine_says_so_with_a_status_of_its_own(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _calling(tiny_model) as caller:
+        monkeypatch.setattr(PassRunner, "computing_s", 400.0)
+        status, answer = await caller.answer("GET /health")
+    assert status == "503"
+    assert "for 400 s" in answer["error"]["message"]
 
 
 async def test_only_control_calls_need_the_token(tiny_model: Path) -> None:

@@ -15,7 +15,7 @@ from agentrl.engine.forward import Computed, ForwardPass, PassRunner
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions, StepOptions
 from agentrl.engine.pause import PauseMode
-from agentrl.engine.request import BadRequestError, DrawParams, Request
+from agentrl.engine.request import BadRequestError, DrawParams, Request, UnwellError
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.server import EngineServer
 
@@ -84,6 +84,22 @@ async def test_requests_and_questions_are_taken_while_a_step_is_computed(server:
         steps.scheduler.submit(_request("second"))
         info = server.views()["/model_info"]()
     assert (info["num_running"], info["num_waiting"]) == (1, 1)
+
+
+async def test_an_engine_whose_step_does_not_end_is_unwell_until_it_does(tiny_model: Path) -> None:
+    options = EngineOptions(model=tiny_model, port=1, steps=StepOptions(long_step_s=0.0, hung_step_s=1e-6))
+    server = EngineServer(options)
+    health = server.views()["/health"]
+    async with _stepping(server) as steps:
+        assert health() == {"status": "ok"}
+        steps.scheduler.submit(_request("first"))
+        await steps.until_computing()
+        with pytest.raises(UnwellError, match="start the engine anew"):
+            health()
+        steps.let_go(1000)
+        while steps.scheduler.num_running:
+            await asyncio.sleep(0)
+        assert health() == {"status": "ok"}
 
 
 async def test_an_abort_waits_for_the_step_under_way_and_keeps_its_token(server: EngineServer) -> None:
