@@ -1,4 +1,4 @@
-"""The process that speaks HTTP for an engine: ``python -m agentrl.engine.front FD HOST PORT``.
+"""The process that speaks HTTP for an engine: ``python -m agentrl.engine.front FD LISTENER_FD``.
 
 It hands each call to the engine over the socket with number FD, and the answer back, and knows nothing of either. So
 the interpreter that draws tokens neither parses requests nor writes responses.
@@ -88,18 +88,14 @@ class Front:
         self.link.send(Message(Kind.HANGUP, number))
 
 
-async def serve(link: socket.socket, host: str, port: int) -> None:
-    """Take calls once the engine is ready.
-
-    The port is taken at once, but nobody listens there yet: an engine that is loading refuses connections.
+async def serve(link: socket.socket, listener: socket.socket) -> None:
+    """Take calls at a bound socket once the engine is ready; until then nobody listens, and connections are refused.
 
     Waits for: the engine's end. Unblocked by: that, by which this process ends at once.
     """
     front = Front(lambda: os._exit(0))
     config = uvicorn.Config(
         front,
-        host=host,
-        port=port,
         lifespan="off",
         ws="none",
         log_level="warning",
@@ -107,7 +103,6 @@ async def serve(link: socket.socket, host: str, port: int) -> None:
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
-    listener = config.bind_socket()
     await asyncio.get_running_loop().create_unix_connection(lambda: front.link, sock=link)
     await front.ready.wait()
     await _Server(config).serve(sockets=[listener])
@@ -141,9 +136,9 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 def main() -> None:
     """Entry of the process."""
-    descriptor, host, port = sys.argv[1:]
+    link, listener = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:])
     leave_stopping_to_parent()
-    run_async(serve(socket.socket(fileno=int(descriptor)), host, int(port)))
+    run_async(serve(link, listener))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def run_engine(options: EngineOptions, attended: bool) -> None:
 
     Raises:
         ConfigError: the model cannot be loaded.
-        EngineError: the process that speaks HTTP has ended, as it does where the port is in use.
+        EngineError: the port cannot be had, or the process that speaks HTTP has ended.
     """
     torch.set_num_threads(options.threads)
     front = FrontProcess.start(options.host, options.port)
@@ -41,7 +41,7 @@ def run_engine(options: EngineOptions, attended: bool) -> None:
     if not is_told_to:
         raise EngineError(
             f"nobody speaks HTTP at port {options.port} for this engine any more: the process that does has ended, and "
-            "its last words are above; if the port is in use give another --port"
+            "its last words are above"
         )
 
 
@@ -54,11 +54,17 @@ class FrontProcess:
 
     @classmethod
     def start(cls, host: str, port: int) -> FrontProcess:
-        """Start it; it takes the port, and calls once it is told that the engine is ready."""
-        ours, theirs = socket.socketpair()
-        with theirs, stops_held_back():
-            command = [sys.executable, "-m", "agentrl.engine.front", str(theirs.fileno()), host, str(port)]
-            return cls(subprocess.Popen(command, pass_fds=[theirs.fileno()]), ours)
+        """Start it; it has the port at once, and takes calls when it is told that the engine is ready.
+
+        Raises:
+            EngineError: the port is somebody else's, or the host not this machine.
+        """
+        with _bound(host, port) as listener, stops_held_back():
+            ours, theirs = socket.socketpair()
+            with theirs:
+                descriptors = [theirs.fileno(), listener.fileno()]
+                command = [sys.executable, "-m", "agentrl.engine.front", *map(str, descriptors)]
+                return cls(subprocess.Popen(command, pass_fds=descriptors), ours)
 
     def close(self) -> None:
         """Let it end, and the port be free."""
@@ -67,6 +73,19 @@ class FrontProcess:
             self.process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that has the port, which shows before a model is loaded whether it can be had."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        message = f"port {port} of {host} cannot be had: {error}; give another --port, or another --host"
+        raise EngineError(message) from error
+    return listener
 
 
 async def _serve(server: EngineServer, token: str | None, front: FrontProcess, stops: Iterable[signal.Signals]) -> bool:

@@ -15,7 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from agentrl.engine.main import FrontProcess
 from agentrl.process.ports import free_port
+from agentrl.types.errors import EngineError
 
 _DEADLINE_S = 60.0
 
@@ -84,9 +86,19 @@ def test_an_engine_whose_front_is_killed_ends_and_says_so(engine: Engine) -> Non
     assert f"nobody speaks HTTP at port {engine.port}" in engine.log.read_text()
 
 
-def test_a_port_in_use_is_an_error_that_names_it(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_that_names_it_before_the_model_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        engine = Engine(tiny_model, taken.getsockname()[1], tmp_path / "engine.log")
+        engine = Engine(tmp_path / "no-model", taken.getsockname()[1], tmp_path / "engine.log")
         assert engine.process.wait(_DEADLINE_S) == 1
-        assert f"nobody speaks HTTP at port {engine.port}" in engine.log.read_text()
-        assert "address already in use" in engine.log.read_text().lower()
+        words = " ".join(engine.log.read_text().split())
+        assert f"port {engine.port} of 127.0.0.1 cannot be had" in words
+        assert "address already in use" in words.lower()
+        assert "no-model" not in words
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("192.0.2.1", 20_001), ("no-such-host.invalid", 20_001), ("127.0.0.1", 70_000)]
+)
+def test_an_address_that_is_not_this_machines_is_an_error_that_names_it(host: str, port: int) -> None:
+    with pytest.raises(EngineError, match=f"port {port} of {host} cannot be had"):
+        FrontProcess.start(host, port)
