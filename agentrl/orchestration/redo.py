@@ -48,12 +48,12 @@ class Redo:
 
     async def _redo(self, taken: TakenStep, recorded: int) -> None:
         """Do a step again; its metrics are written unless its first doing did."""
-        batches = self._parts.buffer.retake(taken)
+        on_record = self._parts.buffer.retake(taken)
+        # The record may be of an epoch that a crash has ended since: tokens of it are orphans in the same batch.
+        batches = {policy: replace(batch, version=self.version) for policy, batch in on_record.items()}
         reports = {}
         for policy, batch in batches.items():
-            # The record may be of an epoch that another crash has ended since; the batch is the same.
-            report = await self._parts.policies[policy].trainer.step(replace(batch, version=self.version))
-            reports[policy] = report
+            reports[policy] = await self._parts.policies[policy].trainer.step(batch)
         self.version = next(iter(reports.values())).version
         await self._parts.buffer.trained(dict.fromkeys(batches, self.version))
         for policy, batch in batches.items() if self.version.step > recorded else ():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -77,16 +78,27 @@ def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have
     assert set(parked) <= set(counts)
 
 
-def wait_for_tokens_of_new_weights(run: Path, within_s: float = 60.0) -> None:
-    """Until a reply is on record that weights drew which were made since the checkpoint: the first ones are it."""
+def kill_with_replies_of_new_weights(process: subprocess.Popen[str], run: Path, within_s: float = 60.0) -> None:
+    """Kill a run while a whole reply, of weights made since the checkpoint, is on record that no step has taken.
+
+    The first weights are the checkpoint's. The run stands still while its record is read: else a step could take
+    these replies between the look and the kill.
+    """
     until = time.monotonic() + within_s
-    while not any(span.version.step for span in recorded_spans(run)):
+    while True:
+        os.killpg(process.pid, signal.SIGSTOP)
+        if any(span.version.step for span in untaken_spans(run)):
+            break
         assert time.monotonic() < until
-        time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGCONT)
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
 
 
-def recorded_spans(run: Path) -> list[VersionSpan]:
-    turns = [turned for life in read_journal(run / "journal").lives.values() for turned in life.turns]
+def untaken_spans(run: Path) -> list[VersionSpan]:
+    journal = read_journal(run / "journal")
+    taken = {name for entry in journal.taken for _, names in entry.groups for name in names}
+    turns = [turned for name, life in journal.lives.items() if name not in taken for turned in life.turns]
     samples = [node.sample for turned in turns for node in turned.nodes if node.sample is not None]
     return [span for sample in samples for span in sample.versions]
 
@@ -97,8 +109,7 @@ def test_weights_that_come_out_otherwise_are_of_a_new_epoch_and_nothing_is_lost(
     process = runs.start(tmp_path, tiny_model, "steps=9", "checkpoint.interval_steps=100")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 4, process)
-    wait_for_tokens_of_new_weights(run)
-    os.killpg(process.pid, signal.SIGKILL)
+    kill_with_replies_of_new_weights(process, run)
     process.communicate()
     assert runs.processes_are_gone(run)
     config = (run / "config.json").read_text().replace('"ranks": 1', '"ranks": 2')

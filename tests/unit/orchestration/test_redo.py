@@ -75,8 +75,8 @@ class Machine:
     def last_step(self) -> int:
         return 1
 
-    def record_step(self, report: StepReport, *arguments: Any) -> None:
-        self.events.append(f"metrics {report.version}")
+    def record_step(self, report: StepReport, batch: TrainBatch, *arguments: Any) -> None:
+        self.events.append(f"metrics {report.version} of a batch at {batch.version}")
 
 
 async def redo(
@@ -104,7 +104,7 @@ async def redo(
 async def test_the_same_weights_are_the_same_version() -> None:
     machine = Machine(["a", "b"])
     assert await redo(machine, 2, served("a", version(0, 1)), served("b", version(0, 2))) == version(0, 2)
-    assert machine.events == ["trained 0.1", "trained 0.2", "metrics 0.2", "publish 0.2 b"], "those of 0.1 exist"
+    assert machine.events == ["trained 0.1", "trained 0.2", "metrics 0.2 of a batch at 0.1", "publish 0.2 b"]
 
 
 async def test_other_weights_are_of_a_new_epoch() -> None:
@@ -124,7 +124,8 @@ async def test_weights_that_an_earlier_resume_made_keep_its_epoch() -> None:
 async def test_a_step_that_nobody_saw_is_compared_by_the_one_before_it() -> None:
     machine = Machine(["x", "y"])
     assert await redo(machine, 2, served("a", version(0, 1))) == version(1, 2)
-    assert machine.events == ["trained 0.1", "record 1.1", "trained 1.2", "metrics 1.2", "record 1.2", "publish 1.2 y"]
+    metrics = "metrics 1.2 of a batch at 1.1"  # so tokens of 0.1, which it was taken with, count as orphans
+    assert machine.events == ["trained 0.1", "record 1.1", "trained 1.2", metrics, "record 1.2", "publish 1.2 y"]
 
 
 async def test_steps_that_nobody_saw_need_no_new_epoch() -> None:
