@@ -25,9 +25,9 @@ from agentrl.process.threads import settle
 from agentrl.types.errors import StorageError
 
 WRITE_S = 120.0
-GATHER_S = 0.01
-GATHER_ENTRIES = 32
-NOTE_S = 0.02
+GATHER_S = 0.02
+GATHER_ENTRIES = 48
+NOTE_S = 0.03
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 A reply is durable before the environment acts on it, an intent before it is dispatched, a part of a reply before
 its rest is asked for, an end before anybody hears of it. Leases and results are durable before whatever comes next,
-since nothing leaves the worker in between, and within some 20 ms: an episode whose lease was lost has done nothing that
+since nothing leaves the worker in between, and within some 30 ms: an episode whose lease was lost has done nothing that
 anybody knows of, and is dispatched anew; a lost result leaves an intent whose effects are unknown, as a kill does that
 came before the result.
 """
