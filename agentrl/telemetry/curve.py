@@ -8,6 +8,7 @@ from typing import Any
 from agentrl.telemetry.sinks import read_json_lines
 
 _WINDOW_STEPS = 10
+_AREA_PER_EPISODE = 0.6  # in square points: some hundred episodes to a step make a dot of 9 points across
 
 
 def draw_curve(metrics: Path, picture: Path, title: str) -> None:
@@ -23,12 +24,15 @@ def draw_curve(metrics: Path, picture: Path, title: str) -> None:
     heldout = _series(rows, "eval/reward_mean")
     errors = dict(_series(rows, "eval/reward_standard_error"))
     figure, axes = plt.subplots(figsize=(7.5, 4.2), dpi=120)
-    axes.plot(*_columns(train), color="#b8c4d6", linewidth=1, label="training episodes, each step")
+    # A line would fall to 0 at every step that sees one failed episode end: dots say of how many each mean is.
+    areas = [_AREA_PER_EPISODE * episodes[step] for step, _ in train]
+    label = "training episodes of each step, area their number"
+    axes.scatter(*_columns(train), areas, color="#b8c4d6", linewidths=0, label=label)
     axes.plot(
         *_columns(smoothed(train, episodes)),
         color="#5b7db1",
         linewidth=2,
-        label=f"the same, episodes of {_WINDOW_STEPS} steps",
+        label=f"the same, of {_WINDOW_STEPS} steps together",
     )
     steps, means = _columns(heldout)
     bars = [2 * errors.get(step, 0.0) for step in steps]
