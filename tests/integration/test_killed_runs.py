@@ -89,8 +89,8 @@ def kill_with_replies_of_new_weights(process: subprocess.Popen[str], run: Path, 
         os.killpg(process.pid, signal.SIGSTOP)
         if any(span.version.step for span in untaken_spans(run)):
             break
-        assert time.monotonic() < until
         os.killpg(process.pid, signal.SIGCONT)
+        assert time.monotonic() < until
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
 
