@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+import torch
 
 from agentrl.engine.model import ServedModel
 from agentrl.engine.request import DrawParams
@@ -99,7 +100,8 @@ def compute(model: ServedModel, wanted: ForwardPass, rounds: bool) -> Computed:
     logprobs = []
     for score in wanted.scores:
         logprobs_TV = model.logits(hidden_BTH[score.row, : len(score.targets)]).log_softmax(-1)
-        logprobs.append([float(logprobs_TV[i, token]) for i, token in enumerate(score.targets)])
+        targets_T1 = torch.tensor(score.targets, dtype=torch.int64, device=logprobs_TV.device)[:, None]
+        logprobs.append(logprobs_TV.gather(1, targets_T1)[:, 0].tolist())
     draws = wanted.draws
     if draws is None:
         return Computed(logprobs, None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import torch
+
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.weights import WeightStore
@@ -48,6 +50,9 @@ class MemoryRoutes:
             scheduler.model.cache.release()
         if "weights" in tags:
             self._store.release()
+        if self._store.device.type == "cuda":
+            # Freed memory stays with this process's allocator, where no other process can have it.
+            torch.cuda.empty_cache()
 
     def _refusal(self) -> str | None:
         if self._scheduler.model.cache.is_released:

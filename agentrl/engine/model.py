@@ -9,11 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.engine.attention import SLOT_ATTENTION, SlotBatch
+from agentrl.engine.attention import SLOT_ATTENTION, ShapeRecorder, SlotBatch
 from agentrl.engine.lora import LoraStack
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.routing import RoutingRecorder, has_experts
-from agentrl.engine.slots import KVCache
+from agentrl.engine.slots import KVCache, KVShape
+from agentrl.models.head import LogitScaling, OutputHead
+from agentrl.models.support import decoder_layers, fixed_rotary_positions, read_config
 from agentrl.types.errors import ConfigError
 
 
@@ -28,11 +30,11 @@ class ServedModel:
         dtype = torch.float64 if options.deterministic else getattr(torch, options.dtype)
         self.network = load_network(options.model, dtype, options.device)
         config = self.network.config
-        limit = config.max_position_embeddings
-        self.context_length = min(options.context_length or limit, limit)
+        self.context_length = _context_length(config, options.context_length)
         self.vocab_size = self.network.get_output_embeddings().weight.shape[0]
         self.eos_token_ids = _eos_token_ids(self.network)
-        self.cache = _make_cache(config, options, dtype, self.context_length)
+        self.cache = _make_cache(self.network, options, dtype, self.context_length)
+        self._scaling = LogitScaling.of(config)
         self.lora = LoraStack(self.network)
         has_routing = has_experts(self.network)
         self.routing = RoutingRecorder(self.network, options.max_running_requests) if has_routing else None
@@ -54,19 +56,19 @@ class ServedModel:
         length = int(starts.max()) + num_tokens
         row_ids = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         self.cache.reserve(length, 1 + int(row_ids.max()))
-        columns = torch.arange(length, device=self._device)
         row_tensor = torch.from_numpy(row_ids).to(self._device)
         batch = SlotBatch(
             cache=self.cache,
             rows=rows if isinstance(rows, slice) else row_tensor,
             row_ids=row_tensor,
             positions=positions,
-            visible=(columns <= positions[:, :, None])[:, None],
+            length=length,
         )
         self.lora.select(adapters)
         output = self.network.base_model(
             input_ids=torch.from_numpy(ids).to(self._device),
-            position_ids=positions,
+            # Idle rows and padding stand beyond any context; some rotary bases look at the largest position.
+            position_ids=positions.clamp(max=self.context_length - 1),
             use_cache=False,
             slot_batch=batch,
         )
@@ -77,16 +79,14 @@ class ServedModel:
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the vocabulary of hidden states [..., H], at least in float32."""
-        logits = self.network.get_output_embeddings()(hidden)
-        return logits if logits.dtype is torch.float64 else logits.float()
+        return OutputHead.of(self.network, self._scaling).logits(hidden)
 
 
-def _make_cache(config: PreTrainedConfig, options: EngineOptions, dtype: torch.dtype, context_length: int) -> KVCache:
+def _make_cache(network: PreTrainedModel, options: EngineOptions, dtype: torch.dtype, context_length: int) -> KVCache:
     """Raises ConfigError if the process may not have so many addresses."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape = (config.num_hidden_layers, options.max_running_requests, config.num_key_value_heads, head_dim)
+    layers = kv_shapes(network)
     try:
-        return KVCache(*shape, dtype, options.device, context_length)
+        return KVCache(layers, options.max_running_requests, dtype, options.device, context_length)
     except OSError as error:
         raise ConfigError(
             f"no addresses for the KV of {options.max_running_requests} requests of {context_length} tokens: {error}; "
@@ -94,10 +94,28 @@ def _make_cache(config: PreTrainedConfig, options: EngineOptions, dtype: torch.d
         ) from error
 
 
+@torch.no_grad()
+def kv_shapes(network: PreTrainedModel) -> list[KVShape]:
+    """What each layer keeps of a token, as a pass over one token shows it.
+
+    Raises:
+        ConfigError: a layer keeps nothing, since it mixes tokens by other means than attention.
+    """
+    recorder = ShapeRecorder()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=network.device)
+    network.base_model(input_ids=token, position_ids=token, use_cache=False, slot_batch=recorder)
+    num_layers = len(decoder_layers(network))
+    if missing := sorted(set(range(num_layers)) - set(recorder.shapes)):
+        raise ConfigError(
+            f"{len(missing)} of {num_layers} layers of {type(network).__name__} ({network.config.model_type}), such as "
+            f"layer {missing[0]}, have no attention whose keys could be kept"
+        )
+    return [recorder.shapes[layer] for layer in range(num_layers)]
+
+
 def load_network(model: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """A causal language model from a folder. Raises ConfigError if it is none."""
-    if not (model / "config.json").is_file():
-        raise ConfigError(f"no model at {model}: config.json is missing; give a folder made by save_pretrained")
+    read_config(model)
     disable_progress_bar()
     # torch's grouped matrix product, which transformers takes for experts, knows no float64.
     experts = {"experts_implementation": "eager"} if dtype is torch.float64 else {}
@@ -108,6 +126,17 @@ def load_network(model: Path, dtype: torch.dtype, device: str) -> PreTrainedMode
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"model {model} cannot be loaded: {error}") from error
     return network.to(device).eval().requires_grad_(False)
+
+
+def _context_length(config: PreTrainedConfig, wanted: int | None) -> int:
+    """Tokens of the longest context. Raises ConfigError where the model would change within one."""
+    limit = min(config.max_position_embeddings, fixed_rotary_positions(config) or config.max_position_embeddings)
+    if wanted is not None and limit < min(wanted, config.max_position_embeddings):
+        raise ConfigError(
+            f"context_length is {wanted}, but the rotary frequencies of this {config.model_type} change at {limit} "
+            f"tokens, for all tokens of a longer context; give --context-length {limit} or less"
+        )
+    return min(wanted or limit, limit)
 
 
 def _eos_token_ids(network: PreTrainedModel) -> frozenset[int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -9,6 +12,15 @@ from agentrl.engine.zeros import lazy_zeros
 
 _GROWTH_TOKENS = 128
 _LAZY_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one layer keeps of a token: for each key head a key and a value, which may differ in size."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
 
 
 class KVCache:
@@ -24,10 +36,8 @@ class KVCache:
 
     def __init__(
         self,
-        num_layers: int,
+        layers: Sequence[KVShape],
         num_slots: int,
-        num_heads: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: str,
         context_length: int = 0,
@@ -36,10 +46,13 @@ class KVCache:
         longest = min(context_length, _LAZY_TOKENS) if device == "cpu" else 0
         # More than the longest: rows whose distance is a power of two would share the same few lines of a cache.
         self._first_columns = longest + _GROWTH_TOKENS
-        shape = (num_slots, num_heads, self._first_columns, head_dim)
         self._num_written = 0
-        self.keys = [lazy_zeros(shape, dtype, device) for _ in range(num_layers)]
-        self.values = [lazy_zeros(shape, dtype, device) for _ in range(num_layers)]
+
+        def zeros(num_heads: int, dim: int) -> torch.Tensor:
+            return lazy_zeros((num_slots, num_heads, self._first_columns, dim), dtype, device)
+
+        self.keys = [zeros(layer.num_heads, layer.key_dim) for layer in layers]
+        self.values = [zeros(layer.num_heads, layer.value_dim) for layer in layers]
 
     @property
     def capacity(self) -> int:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.spare import SpareMemory
 from agentrl.inference.checksum import tensor_checksum
-from agentrl.weights.experts import split_experts
+from agentrl.weights.experts import ExpertNames, split_experts
 
 _Maker = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -55,12 +55,13 @@ class WeightStore:
     """
 
     def __init__(self, network: PreTrainedModel) -> None:
+        self._names = ExpertNames.of(network.config.model_type)
         self._served: dict[str, torch.Tensor] = network.state_dict(keep_vars=True)
         self._whole_shapes = {name: tensor.shape for name, tensor in self._served.items()}
         self._shapes: dict[str, torch.Size] = {}
         self._owners: dict[str, str] = {}
         for whole, tensor in self._served.items():
-            parts = split_experts({whole: tensor.data})
+            parts = split_experts({whole: tensor.data}, self._names)
             self._shapes |= {name: part.shape for name, part in parts.items()}
             self._owners |= dict.fromkeys(parts, whole)
         self._digests: dict[str, str] = {}
@@ -72,6 +73,11 @@ class WeightStore:
             owner = owners.setdefault(tensor.data_ptr(), name)
             if owner != name:
                 self._aliases[name] = owner
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(iter(self._served.values())).device
 
     @property
     def missing(self) -> set[str]:
@@ -104,8 +110,9 @@ class WeightStore:
         ours: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
             ours[self._aliases.get(name, name)] = into_ours(tensor, self._served[self._owners[name]])
-        if any(tensor.is_cuda for tensor in ours.values()):
-            torch.cuda.synchronize()
+        if self.device.type == "cuda":
+            # A copy is only under way when its call returns, and the memory that it reads may go to others then.
+            torch.cuda.synchronize(self.device)
         return StagedWeights(ours, sum(tensor.nbytes for tensor in tensors.values()))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -150,7 +157,7 @@ class WeightStore:
         for whole, tensor in self._served.items():
             known = self._aliases.keys() | self._missing | self._digests.keys()
             if tensor.numel():
-                parts = split_experts({whole: tensor.data})
+                parts = split_experts({whole: tensor.data}, self._names)
                 self._digests |= {name: tensor_checksum(part) for name, part in parts.items() if name not in known}
         return dict(self._digests)
 
@@ -158,7 +165,7 @@ class WeightStore:
         """A copy of a fused tensor in which these experts are new."""
         served = self._served[whole].data
         fresh = served.clone() if served.numel() else served.new_empty(self._whole_shapes[whole])
-        places = split_experts({whole: fresh})
+        places = split_experts({whole: fresh}, self._names)
         for name, tensor in experts.items():
             places[name].copy_(tensor)
         return fresh

@@ -11,6 +11,7 @@ import math
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.models.support import decoder_layers
 from agentrl.trainer.config import LoraConfig
 from agentrl.types.errors import ConfigError
 
@@ -44,7 +45,7 @@ def add_adapters(network: PreTrainedModel, config: LoraConfig) -> None:
     """
     network.requires_grad_(False)
     generator = torch.Generator().manual_seed(_FIRST_WEIGHTS_SEED)
-    layers = network.base_model.layers
+    layers = decoder_layers(network)
     linears = {name: module for name, module in layers.named_modules() if isinstance(module, torch.nn.Linear)}
     found = {name.rpartition(".")[2] for name in linears}
     if unknown := sorted(set(config.target_modules) - found):

@@ -16,19 +16,22 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.algorithms.logprobs import chunked_logprobs
+from agentrl.models.head import LogitScaling, OutputHead
+from agentrl.models.support import fixed_rotary_positions, read_config
 from agentrl.trainer.attention import PACKED_ATTENTION
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.lora import add_adapters
-from agentrl.trainer.packing import MicroBatch
+from agentrl.trainer.packing import MicroBatch, PackedLayout
 from agentrl.trainer.routing import check_replayable, install_replay
-from agentrl.types.errors import ConfigError
+from agentrl.types.errors import TrainerError
 
 
 class PolicyModel(torch.nn.Module):
     """A causal language model whose forward pass gives log-probabilities of a micro-batch's targets.
 
     The language-model head runs inside `forward`, chunk by chunk, so that sharded weights are whole
-    when it needs them.
+    when it needs them. A batch without targets gives every weight a gradient of zero: a rank with an empty
+    share must take part in the backward pass of the others.
     """
 
     def __init__(self, network: PreTrainedModel, chunk_tokens: int) -> None:
@@ -36,10 +39,17 @@ class PolicyModel(torch.nn.Module):
         self.network = network
         self._chunk_tokens = chunk_tokens
         self._num_replays = install_replay(network)
+        self._scaling = LogitScaling.of(network.config)
+        self._max_tokens = fixed_rotary_positions(network.config)
 
     def forward(self, batch: MicroBatch, temperature: float) -> torch.Tensor:
-        """logprobs_S of the batch's targets. Raises TrainerError if recorded experts cannot be replayed."""
+        """logprobs_S of the batch's targets.
+
+        Raises:
+            TrainerError: recorded experts cannot be replayed, or a sequence is too long for the model.
+        """
         check_replayable(self.network, self._num_replays, batch.layout)
+        self._check_length(batch.layout)
         output = self.network.base_model(
             input_ids=batch.input_ids_T[None],
             position_ids=batch.position_ids_T[None],
@@ -47,10 +57,25 @@ class PolicyModel(torch.nn.Module):
             layout=batch.layout,
         )
         hidden_SH = output.last_hidden_state[0].index_select(0, batch.sources_S)
-        head_VH = self.network.get_output_embeddings().weight
-        logprobs_S = chunked_logprobs(hidden_SH, head_VH, batch.targets_S, temperature, self._chunk_tokens, batch.kept)
-        # A rank without targets must still take part in the backward pass of the others.
-        return logprobs_S + 0.0 * output.last_hidden_state[0, 0, 0].float()
+        head = OutputHead.of(self.network, self._scaling)
+        return chunked_logprobs(hidden_SH, head.logits, batch.targets_S, temperature, self._chunk_tokens, batch.kept)
+
+    def _check_length(self, layout: PackedLayout) -> None:
+        longest = layout.gather_NL.shape[1]
+        if self._max_tokens is not None and longest > self._max_tokens:
+            raise TrainerError(
+                f"a sequence has {longest} tokens, but beyond {self._max_tokens} the rotary frequencies of this "
+                f"{self.network.config.model_type} depend on what it is packed with; limit the engines' context length"
+            )
+
+    def likeliest(self, hidden_H: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `count` likeliest tokens behind a hidden state, ids_K and logprobs_K at temperature 1.
+
+        Only between a forward pass and `reshard`: until then the head's weights are whole.
+        """
+        logits_V = torch.nn.functional.linear(hidden_H, self.network.get_output_embeddings().weight).float()
+        logprobs_K, ids_K = logits_V.log_softmax(-1).topk(min(count, len(logits_V)))
+        return ids_K, logprobs_K
 
 
 def load_policy(model: Path, config: TrainerConfig) -> PolicyModel:
@@ -61,13 +86,7 @@ def load_policy(model: Path, config: TrainerConfig) -> PolicyModel:
     Raises:
         ConfigError: there is no such model, or no such layer to adapt.
     """
-    if not (model / "config.json").is_file():
-        raise ConfigError(f"no model at {model}: config.json is missing; give a folder made by save_pretrained")
-    disable_progress_bar()
-    network = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
-    ).to(config.device)
-    network.train()
+    network = load_network(model, torch.float32).to(config.device)
     if config.lora is not None:
         add_adapters(network, config.lora)
     policy = PolicyModel(network, config.logprob_chunk_tokens)
@@ -81,6 +100,22 @@ def load_policy(model: Path, config: TrainerConfig) -> PolicyModel:
         fully_shard(block, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
     return policy
+
+
+def load_network(model: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal language model from a folder, with attention over packed rows. Raises ConfigError if it is none.
+
+    It is in evaluation mode: what a model drops or adds at random in training mode (dropout, noise of routers)
+    would make its log-probabilities others than those that it acted with. Gradients are the same in both.
+    """
+    read_config(model)
+    disable_progress_bar()
+    # torch's grouped matrix product, which transformers takes for experts, knows no float64.
+    experts = {"experts_implementation": "eager"} if dtype is torch.float64 else {}
+    network = AutoModelForCausalLM.from_pretrained(
+        model, dtype=dtype, attn_implementation=PACKED_ATTENTION, local_files_only=True, **experts
+    )
+    return network.eval()
 
 
 def full_weights(policy: PolicyModel, names: Container[str] | None = None) -> dict[str, torch.Tensor]:
@@ -103,9 +138,15 @@ def gathered(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
+def saved_buffers(network: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Tensors that belong to a model's weights and are no parameters, whole on every rank; by their names."""
+    saved = network.state_dict().keys()
+    return {name: buffer for name, buffer in network.named_buffers() if name in saved}
+
+
 def assign_weights(policy: PolicyModel, weights: Mapping[str, torch.Tensor]) -> None:
-    """Set parameters to whole tensors by their names in the network; every rank needs all of them."""
-    parameters = dict(policy.network.named_parameters())
+    """Set parameters and saved buffers to whole tensors by their names in the network; every rank needs all of them."""
+    parameters = dict(policy.network.named_parameters()) | saved_buffers(policy.network)
     with torch.no_grad():
         for name, whole in weights.items():
             parameter = parameters[name]

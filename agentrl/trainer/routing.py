@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.models.support import decoder_layers
 from agentrl.trainer.packing import PackedLayout
 from agentrl.types.errors import TrainerError
 
@@ -63,7 +64,7 @@ def install_replay(network: PreTrainedModel) -> int:
     A model without experts, or with routers of another kind, is left as it is.
     """
     count = 0
-    for number, layer in enumerate(network.base_model.layers):
+    for number, layer in enumerate(decoder_layers(network)):
         routers = [module for module in layer.modules() if type(module).__name__ in _ROUTERS]
         if routers:
             (router,) = routers
@@ -85,7 +86,7 @@ def check_replayable(network: PreTrainedModel, num_replays: int, layout: PackedL
             f"the batch records routed experts, but {type(network).__name__} has no router among "
             f"{', '.join(_ROUTERS)}; set rollout.sampling.routed_experts=false"
         )
-    num_layers = len(network.base_model.layers)
+    num_layers = len(decoder_layers(network))
     if len(layout.experts_TK) != num_layers:
         raise TrainerError(f"experts are recorded for {len(layout.experts_TK)} layers; the model has {num_layers}")
     num_experts = network.config.num_experts

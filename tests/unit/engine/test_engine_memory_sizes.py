@@ -14,7 +14,7 @@ from agentrl.engine.memory import MemoryRoutes
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.request import BadRequestError, DrawParams, Request
-from agentrl.engine.slots import KVCache
+from agentrl.engine.slots import KVCache, KVShape
 from agentrl.engine.weights import WeightStore
 from agentrl.engine.zeros import lazy_zeros
 
@@ -25,7 +25,7 @@ def model(tiny_model: Path) -> ServedModel:
 
 
 def test_a_released_cache_holds_no_byte_and_grows_again() -> None:
-    cache = KVCache(3, 4, 2, 8, torch.float32, "cpu")
+    cache = KVCache([KVShape(2, 8, 8)] * 3, 4, torch.float32, "cpu")
     cache.reserve(300)
     before = cache.num_bytes
     assert before >= 3 * 2 * 4 * 2 * 300 * 8 * 4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.engine.slots import KVCache, SlotTable
+from agentrl.engine.slots import KVCache, KVShape, SlotTable
 
 
 def _ids(*tokens: int) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_the_table_grows_with_its_contexts() -> None:
 
 
 def test_the_cache_grows_without_losing_what_it_holds() -> None:
-    cache = KVCache(2, 3, 1, 4, torch.float32, "cpu")
+    cache = KVCache([KVShape(1, 4, 4)] * 2, 3, torch.float32, "cpu")
     cache.reserve(5, 3)
     cache.keys[1][2, :, :5] = 7.0
     cache.reserve(cache.capacity, 1)
@@ -121,7 +121,7 @@ def test_the_cache_grows_without_losing_what_it_holds() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_what_was_never_written_is_zero_and_a_copied_row_grows_too(dtype: torch.dtype) -> None:
-    cache = KVCache(1, 4, 2, 4, dtype, "cpu")
+    cache = KVCache([KVShape(2, 4, 4)] * 1, 4, dtype, "cpu")
     cache.reserve(9, 1)
     for columns in (cache.keys, cache.values):
         columns[0][0, :, :9] = 3.0
@@ -134,7 +134,7 @@ def test_what_was_never_written_is_zero_and_a_copied_row_grows_too(dtype: torch.
 
 
 def test_a_cache_that_grows_takes_memory_for_the_rows_in_use_only() -> None:
-    cache = KVCache(4, 256, 4, 64, torch.float32, "cpu")
+    cache = KVCache([KVShape(4, 64, 64)] * 4, 256, torch.float32, "cpu")
     before = _resident_bytes()
     for length in range(100, 1500, 100):
         cache.reserve(length, 1)
@@ -145,7 +145,7 @@ def test_a_cache_that_grows_takes_memory_for_the_rows_in_use_only() -> None:
 
 def test_on_a_cpu_nothing_is_copied_as_contexts_grow_up_to_the_longest() -> None:
     before = _resident_bytes()
-    cache = KVCache(4, 256, 4, 64, torch.float32, "cpu", context_length=4000)
+    cache = KVCache([KVShape(4, 64, 64)] * 4, 256, torch.float32, "cpu", context_length=4000)
     keys = list(cache.keys)
     for length in range(100, 4001, 100):
         cache.reserve(length, 256)

@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from agentrl.models.drawing import write_drawn_model
+from agentrl.testing.tiny_architectures import tiny_config
 from agentrl.testing.tiny_moe import make_tiny_moe_model
-from agentrl.weights.experts import join_experts, split_experts
+from agentrl.weights.experts import ExpertNames, join_experts, split_experts
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +52,16 @@ def test_weights_without_experts_stay_as_they_are():
     plain = {"model.layers.0.mlp.gate_proj.weight": torch.ones(2), "lm_head.weight": torch.zeros(1)}
     assert same(split_experts(plain), plain)
     assert same(join_experts(plain), plain)
+
+
+FAMILIES = ["mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "olmoe", "qwen3_moe"]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_is_written_by_the_names_that_transformers_itself_writes(model_type, tmp_path):
+    write_drawn_model(tiny_config(model_type), tmp_path)
+    on_disk = load_file(tmp_path / "model.safetensors")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    names = ExpertNames.of(model_type)
+    assert same(split_experts(loaded, names), on_disk)
+    assert same(join_experts(on_disk, names), loaded)
