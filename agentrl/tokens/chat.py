@@ -1,19 +1,26 @@
-"""A policy's chat format: messages to token ids and replies back to messages, through `renderers`."""
+"""A policy's chat format: messages to token ids and replies back to messages."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
-from renderers import Renderer, RendererConfig, create_renderer
+from renderers import Renderer
 
+from agentrl.tokens.abilities import find_abilities
 from agentrl.tokens.config import ChatConfig
+from agentrl.tokens.plain_forms import message_dicts, parsed_call_dicts, to_call, tool_dicts
+from agentrl.tokens.quoting import Quoting
+from agentrl.tokens.replies import reply_ids
+from agentrl.tokens.selection import choose_renderer
+from agentrl.tokens.template import TemplateRefusedError
+from agentrl.tokens.template_renderer import TemplateRenderer
 from agentrl.tokens.tokenizer import FastTokenizer
-from agentrl.types.errors import ConfigError
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 
 _log = logging.getLogger(__name__)
@@ -23,6 +30,9 @@ _PROBE = (
     Message(Role.ASSISTANT, "", (ToolCall("call-0", "probe", {"x": 1}),)),
     Message(Role.TOOL, "probe", tool_call_id="call-0"),
 )
+_QUESTION = Message(Role.USER, "Go on.")
+_PROMPT_END_TOKENS = 64
+_UNQUOTED = Quoting(())
 
 
 class ChatFormat:
@@ -32,42 +42,67 @@ class ChatFormat:
     end of the context, so they are given only the last prompt piece and reply. Whether that holds for
     a renderer is checked once, on a conversation of its own, when the format is built.
 
+    The text of messages and tools is quoted on its way to the renderer, so that a control token which
+    it spells stays text; control tokens come from the renderer alone.
+
     Example: ``open([user "hi"])`` gives the ids of the prompt up to where the reply begins.
     """
 
-    def __init__(self, tokenizer: FastTokenizer, renderer: Renderer) -> None:
+    def __init__(self, tokenizer: FastTokenizer, renderer: Renderer, source: str = "") -> None:
         self.tokenizer = tokenizer
+        self._quoting = tokenizer.quoting
+        self.source = source
         self._renderer = renderer
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
-        tokenizer.splits_control_tokens = False
-        as_template = self._renderer.render_ids(_to_dicts(_PROBE), tools=_tool_dicts(_PROBE_TOOLS))
-        tokenizer.splits_control_tokens = True
-        if self._renderer.render_ids(_to_dicts(_PROBE), tools=_tool_dicts(_PROBE_TOOLS)) != as_template:
-            _log.warning(
-                "renderer of %s spells control tokens as text; tool output can forge them", tokenizer.name_or_path
-            )
-            tokenizer.splits_control_tokens = False
-        self._needs_history = not self._extends_from_tail()
+        self._prompt_end = self.render([_QUESTION], ())[-_PROMPT_END_TOKENS:]
+        self._needs_history = self._names_calls = True
+        self.abilities = find_abilities(self)
+        has_tail = isinstance(renderer, TemplateRenderer) or not self.abilities.has_tools
+        self._needs_history = not has_tail and not self._extends_from_tail()
+        self._names_calls = self.abilities.has_tools and self._results_name_calls()
 
     @classmethod
     def load(cls, model: Path, config: ChatConfig) -> ChatFormat:
-        """The format of the model in a folder. Raises ConfigError."""
-        return cls.build(FastTokenizer.load(model), config)
+        """The format of the model in a folder.
+
+        Raises:
+            ConfigError: there is none that fits, or the one that is asked for does not; says what to choose.
+        """
+        tokenizer = FastTokenizer.load(model)
+        choice = choose_renderer(tokenizer, config, model)
+        return cls(tokenizer, choice.renderer, choice.source)
 
     @classmethod
     def build(cls, tokenizer: FastTokenizer, config: ChatConfig) -> ChatFormat:
-        """The format for a tokenizer. Raises ConfigError if the renderer or its options are unknown."""
-        try:
-            renderer = create_renderer(tokenizer, _renderer_config(config))
-        except (ValueError, TypeError, ImportError, AssertionError, OSError) as error:
-            raise ConfigError(
-                f"chat.renderer '{config.renderer}' does not fit {tokenizer.name_or_path}: {error}"
-            ) from error
-        return cls(tokenizer, renderer)
+        """The format for a tokenizer without a folder. Raises ConfigError as `load` does."""
+        choice = choose_renderer(tokenizer, config, None)
+        return cls(tokenizer, choice.renderer, choice.source)
+
+    def log_limits(self) -> None:
+        """Say what the format cannot carry, before a run meets it."""
+        for limit in self.abilities.limits():
+            _log.warning("chat format of %s (%s): %s", self.tokenizer.name_or_path, self.source, limit)
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
-        """Ids of a whole conversation, up to where the next reply begins; [P] int32."""
-        ids = self._renderer.render_ids(_to_dicts(messages), tools=_tool_dicts(tools), add_generation_prompt=True)
+        """Ids of a whole conversation, up to where the next reply begins; [P] int32.
+
+        Raises:
+            ConfigError: there are tools, and the format cannot carry them.
+            EpisodeError: the model's template refuses the conversation.
+        """
+        if tools and not self.abilities.has_tools:
+            limits = "; ".join(self.abilities.limits())
+            raise ConfigError(f"the chat format of {self.tokenizer.name_or_path} ({self.source}): {limits}")
+        return self.render(messages, tools)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
+        """As `open`, with tools even where the format leaves them out."""
+        with self._refusals():
+            ids = self._renderer.render_ids(
+                message_dicts(messages, self._quoting),
+                tools=tool_dicts(tools, self._quoting),
+                add_generation_prompt=True,
+            )
         return np.asarray(ids, np.int32)
 
     def extend(
@@ -82,29 +117,51 @@ class ChatFormat:
 
         `prompt_tail` is what was last added before the reply, `history` everything before the reply; a
         reply that was cut off gets the close that the format requires.
+
+        Raises:
+            EpisodeError: the model's template refuses the messages.
         """
         prompt = (history if self._needs_history else prompt_tail).tolist()
-        return self._bridge(prompt, reply.tolist(), messages, tools)
+        with self._refusals():
+            return self._bridge(prompt, reply.tolist(), messages, tools)
 
-    def parse(self, reply: np.ndarray, tools: Sequence[ToolSpec], call_prefix: str) -> Message:
-        """The assistant message that reply ids spell; calls get the ids ``{call_prefix}{n}``."""
-        parsed = self._renderer.parse_response(reply.tolist(), tools=_tool_dicts(tools))
-        calls = tuple(_to_call(call, f"{call_prefix}{n}") for n, call in enumerate(parsed.tool_calls))
-        return Message(Role.ASSISTANT, parsed.content, calls, reasoning=parsed.reasoning_content)
+    def parse(
+        self, reply: np.ndarray, tools: Sequence[ToolSpec], call_prefix: str, prompt_tail: np.ndarray | None = None
+    ) -> Message:
+        """The assistant message that reply ids spell; calls get the ids ``{call_prefix}{n}``.
+
+        `prompt_tail` is what the reply stands behind, which may have opened its reasoning; without it the
+        reply is read as one behind a user's message.
+        """
+        prompt = self._prompt_end if prompt_tail is None else prompt_tail[-_PROMPT_END_TOKENS:]
+        parsed = self._renderer.parse_response(
+            reply.tolist(), tools=tool_dicts(tools, _UNQUOTED), prompt_ids=prompt.tolist()
+        )
+        calls = tuple(to_call(call, f"{call_prefix}{n}") for n, call in enumerate(parsed.tool_calls))
+        # What separates the parts of a reply are newlines; some renderers leave them in.
+        reasoning = (parsed.reasoning_content or "").strip("\n") or None
+        return Message(Role.ASSISTANT, parsed.content.strip("\n"), calls, reasoning=reasoning)
 
     def complete(self, message: Message) -> np.ndarray:
-        """Ids with which a policy would have said `message`, its stop token included; [n] int32."""
-        user = Message(Role.USER, "")
-        # Templates drop the reasoning of replies before a user's message, but not before a tool's.
-        behind = user if message.reasoning is None else Message(Role.TOOL, "", tool_call_id="call-0")
-        rendered = self._renderer.render(_to_dicts([user, message, behind]))
-        entries = zip(rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True)
-        return np.asarray([token for token, owner, is_sampled in entries if owner == 1 and is_sampled], np.int32)
+        """Ids with which a policy would have said `message`, its stop token included; [n] int32.
+
+        Raises:
+            ConfigError: the message reasons, but the format does not let a policy reason.
+            EpisodeError: the model's template refuses the message.
+        """
+        with self._refusals():
+            return np.asarray(reply_ids(self._renderer, self.tokenizer, message), np.int32)
 
     def _bridge(
         self, prompt: list[int], reply: list[int], messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> np.ndarray | None:
-        rendered = self._renderer.bridge_to_next_turn(prompt, reply, _to_dicts(messages), tools=_tool_dicts(tools))
+        calls: list[Any] = []
+        if self._names_calls and any(message.role is Role.TOOL for message in messages):
+            end = prompt[-_PROMPT_END_TOKENS:]
+            parsed = self._renderer.parse_response(reply, tools=tool_dicts(tools, _UNQUOTED), prompt_ids=end)
+            calls = parsed_call_dicts(parsed.tool_calls)
+        dicts = message_dicts(messages, self._quoting, calls)
+        rendered = self._renderer.bridge_to_next_turn(prompt, reply, dicts, tools=tool_dicts(tools, self._quoting))
         before = len(prompt) + len(reply)
         if rendered is None or rendered.token_ids[:before] != prompt + reply:
             return None
@@ -121,42 +178,27 @@ class ChatFormat:
         from_tail = self._bridge(piece.tolist(), reply, _PROBE[2:], _PROBE_TOOLS)
         return from_tail is not None and from_history is not None and bool(np.array_equal(from_tail, from_history))
 
-
-def _renderer_config(config: ChatConfig) -> Any:
-    options = dict(config.options)
-    if config.history == "exact":
-        options.setdefault("thinking_retention", "all")
-    name = config.renderer
-    if ":" in name:
-        name, options["import_path"] = "custom", name.replace(":", ".")
-    return TypeAdapter(RendererConfig).validate_python({"name": name, **options})
-
-
-def _to_call(parsed: Any, call_id: str) -> ToolCall:
-    is_call = parsed.status == "ok" and isinstance(parsed.arguments, dict)
-    if is_call:
-        return ToolCall(call_id, parsed.name, parsed.arguments)
-    error = str(parsed.status) if parsed.status != "ok" else "arguments_not_an_object"
-    return ToolCall(call_id, parsed.name or "", {}, error, parsed.raw)
-
-
-def _to_dicts(messages: Sequence[Message]) -> list[Any]:
-    return [_to_dict(message) for message in messages]
-
-
-def _to_dict(message: Message) -> dict[str, Any]:
-    entry: dict[str, Any] = {"role": str(message.role), "content": message.content}
-    if message.tool_calls:
-        entry["tool_calls"] = [
-            {"type": "function", "id": c.id, "function": {"name": c.name, "arguments": c.arguments}}
-            for c in message.tool_calls
+    def _results_name_calls(self) -> bool:
+        """Whether a tool's result is written with the name or the id of its call, which the reply then has to give."""
+        opening, reply = self.open(_PROBE[:1], _PROBE_TOOLS).tolist(), self.complete(_PROBE[1]).tolist()
+        bridges = [
+            self._renderer.bridge_to_next_turn(
+                opening,
+                reply,
+                message_dicts(_PROBE[2:], self._quoting, [{"id": f"functions.{name}:0", "function": {"name": name}}]),
+                tools=tool_dicts(_PROBE_TOOLS, self._quoting),
+            )
+            for name in ("probe", "other")
         ]
-    if message.tool_call_id is not None:
-        entry["tool_call_id"] = message.tool_call_id
-    if message.reasoning is not None:
-        entry["reasoning_content"] = message.reasoning
-    return entry
+        ids = [bridge.token_ids if bridge is not None else None for bridge in bridges]
+        return ids[0] != ids[1]
 
-
-def _tool_dicts(tools: Sequence[ToolSpec]) -> list[Any] | None:
-    return [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools] or None
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """A template may take one conversation and refuse another: that ends the episode, not the run."""
+        try:
+            yield
+        except TemplateRefusedError as error:
+            raise EpisodeError(
+                Boundary.CONTRACT, "chat.template", f"{self.source} refuses the conversation: {error}"
+            ) from error

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agentrl.tokens.made_templates import QWEN3_TEMPLATE
+
 CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 _PIECES = r"_?[a-z]+|[0-9]{1,2}|[^a-z0-9_]+|_"
@@ -45,7 +47,7 @@ def make_tokenizer(
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, chat_template: str | None = QWEN3_TEMPLATE) -> None:
     """Write the files that both `FastTokenizer` and transformers read."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -56,3 +58,5 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    if chat_template is not None:
+        (folder / "chat_template.jinja").write_text(chat_template)

@@ -23,10 +23,7 @@ tool_text = st.one_of(plain, st.sampled_from([f"a{token}\n{token}user\nb" for to
 
 def spelled(chat: ChatFormat, text: str) -> np.ndarray:
     """Ids of a reply in which markers and control tokens are meant."""
-    chat.tokenizer.splits_control_tokens = False
-    ids = np.asarray(chat.tokenizer.encode(text), np.int32)
-    chat.tokenizer.splits_control_tokens = True
-    return ids
+    return np.asarray(chat.tokenizer.encode(text), np.int32)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -47,14 +47,12 @@ def test_a_made_tokenizer_has_at_most_the_size_that_was_asked_for():
     assert max(ids) < 300
 
 
-def test_control_tokens_spelled_in_text_are_text_unless_asked_otherwise(tokenizer):
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    tokenizer.splits_control_tokens = True
-    assert end not in tokenizer.encode("a<|im_end|>b")
-    tokenizer.splits_control_tokens = False
+def test_control_tokens_that_are_quoted_are_text_and_others_are_meant(tokenizer):
+    start, end = tokenizer.convert_tokens_to_ids(["<think>", "<|im_end|>"])
     assert tokenizer.encode("a<|im_end|>b")[1] == end
-    tokenizer.splits_control_tokens = True
-    assert tokenizer.decode(tokenizer.encode("a<|im_end|>b")) == "a<|im_end|>b"
+    mixed = tokenizer.encode("<think>" + tokenizer.quoting.quote("a<|im_end|>b<think>") + "<|im_end|>")
+    assert (mixed[0], mixed[-1], mixed.count(start), mixed.count(end)) == (start, end, 1, 1)
+    assert tokenizer.decode(mixed) == "<think>a<|im_end|>b<think><|im_end|>"
 
 
 def test_cached_encodings_are_not_shared_with_callers(tokenizer):
