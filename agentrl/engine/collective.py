@@ -24,8 +24,9 @@ class WeightGroups:
     Invariant: a group that failed once is left, since its two ends may be out of step.
     """
 
-    def __init__(self, collective_s: float) -> None:
-        self._collective_s = collective_s
+    def __init__(self, collective_s: float, device: torch.device) -> None:
+        """Weights that come by NCCL are put on `device`, which is the served model's."""
+        self._collective_s, self._device = collective_s, device
         self._groups: dict[str, WeightGroup | None] = {}
 
     async def join(self, body: dict[str, Any]) -> str:
@@ -38,7 +39,7 @@ class WeightGroups:
         """
         address, name, backend = (_field(body, key, str) for key in ("master_address", "group_name", "backend"))
         port, rank, world_size = (_field(body, key, int) for key in ("master_port", "rank_offset", "world_size"))
-        if backend not in ("gloo", "nccl") or (backend == "nccl" and not torch.cuda.is_available()):
+        if backend not in ("gloo", "nccl") or (backend == "nccl" and self._device.type != "cuda"):
             raise BadRequestError(f"backend {backend!r} is not available here; use gloo, or nccl between GPUs")
         if not 0 < rank < world_size:
             raise BadRequestError(
@@ -49,7 +50,7 @@ class WeightGroups:
         self._groups[name] = None
 
         def meet() -> WeightGroup:
-            return join_group(address, port, world_size, rank, name, backend, self._collective_s)
+            return join_group(address, port, world_size, rank, name, backend, self._collective_s, self._device)
 
         # The library begins its own time limit anew each time that it tries to connect.
         meeting = asyncio.ensure_future(run_in_thread(f"join-{name}", meet))

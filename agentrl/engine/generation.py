@@ -15,6 +15,7 @@ import orjson
 from agentrl.engine.adapters import AdapterService
 from agentrl.engine.request import MAX_TOP_K, BadRequestError, DrawParams, Request
 from agentrl.engine.scheduler import Scheduler
+from agentrl.inference.identity import request_hash
 
 
 class GenerationService:
@@ -135,7 +136,8 @@ class GenerationService:
             raise BadRequestError("max_new_tokens 0 needs return_logprob and logprob_start_len: there is nothing to do")
         routed_from = _routed_from(body, len(prompt)) if body.get("return_routed_experts") else None
         adapter = self._adapters.serial_of(lora)
-        return Request(rid, prompt, params, wants_mask, score_from, routed_from, adapter)
+        digest = request_hash(prompt, values, lora)
+        return Request(rid, prompt, params, wants_mask, score_from, routed_from, adapter, digest)
 
     def _check_ids(self, prompt: list[Any]) -> None:
         try:
@@ -153,6 +155,7 @@ def _answer(request: Request) -> dict[str, Any]:
     """The request's state in SGLang's form; version spans come with the end."""
     meta: dict[str, Any] = {
         "id": request.rid,
+        "request_hash": request.digest,
         "finish_reason": request.finish_reason,
         "prompt_tokens": len(request.prompt_ids),
         "completion_tokens": len(request.output_ids),

@@ -18,9 +18,11 @@ from agentrl.engine.calls import CallServer
 from agentrl.engine.link import Kind, Message
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import EngineServer
+from agentrl.engine.verification import check_engine
+from agentrl.models.verification import require
 from agentrl.process.loop import run_async
 from agentrl.process.parent import STOP_SIGNALS, stops_held_back
-from agentrl.types.errors import EngineError
+from agentrl.types.errors import ConfigError, EngineError
 
 _EXIT_S = 5.0
 
@@ -29,12 +31,15 @@ def run_engine(options: EngineOptions, attended: bool) -> None:
     """Load the model and serve it, until a signal to stop comes unless it is `attended`.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        ConfigError: the machine lacks the device, the model cannot be loaded, or its architecture is not one that the
+            engine computes rightly.
         EngineError: the port cannot be had, or the process that speaks HTTP has ended.
     """
+    _check_device(options.device)
     torch.set_num_threads(options.threads)
     front = FrontProcess.start(options.host, options.port)
     try:
+        require(check_engine(options.model))
         is_told_to = run_async(_serve(EngineServer(options), options.token, front, () if attended else STOP_SIGNALS))
     finally:
         front.close()
@@ -42,6 +47,20 @@ def run_engine(options: EngineOptions, attended: bool) -> None:
         raise EngineError(
             f"nobody speaks HTTP at port {options.port} for this engine any more: the process that does has ended, and "
             "its last words are above"
+        )
+
+
+def _check_device(name: str) -> None:
+    """Raises ConfigError if there is no such device."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name} is no device: {error}; give cpu, cuda or cuda:N") from error
+    num_gpus = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise ConfigError(
+            f"--device {name}: torch {torch.__version__} finds {num_gpus} CUDA devices here; give cpu or a smaller "
+            "number, or install a build of torch for this machine's GPUs"
         )
 
 

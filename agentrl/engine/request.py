@@ -81,8 +81,8 @@ class Request:
 
     `spans` and `kv_spans` are ``[label, start, end]`` over the output tokens. `routing` are the experts of
     the context's positions, [positions, layers, top_k], if they are wanted from position `routed_from` on.
-    `adapter` is the serial of its LoRA adapter, 0 for the bare weights. The request is over once
-    `finish_reason` is set; `on_change` tells its waiters.
+    `adapter` is the serial of its LoRA adapter, 0 for the bare weights; `digest` is the hash that its answer
+    echoes. The request is over once `finish_reason` is set; `on_change` tells its waiters.
     """
 
     rid: str
@@ -92,6 +92,7 @@ class Request:
     score_from: int | None
     routed_from: int | None = None
     adapter: int = 0
+    digest: str = ""
     on_change: Callable[[], None] = lambda: None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -47,8 +47,8 @@ def draw(logits_NV: torch.Tensor, params: Sequence[DrawParams], positions: np.nd
     temperatures = torch.tensor([p.temperature or 1.0 for p in params], dtype=logits_NV.dtype)
     logprobs_NV = (logits_NV / temperatures.to(logits_NV.device)[:, None]).log_softmax(-1)
     seeds = np.asarray([p.seed for p in params], np.int64)
-    numbers_N = torch.from_numpy(uniforms(seeds, positions)).to(logits_NV.device, logits_NV.dtype)
-    tokens_N = _invert(logprobs_NV.exp(), numbers_N)
+    numbers_N = torch.from_numpy(uniforms(seeds, positions)).to(logits_NV.device)
+    tokens_N = invert(logprobs_NV.exp(), numbers_N)
     kept_ids: list[list[int] | None] = [None] * num_rows
     kept_logprobs: list[float | None] = [None] * num_rows
     for row, param in enumerate(params):
@@ -57,25 +57,35 @@ def draw(logits_NV: torch.Tensor, params: Sequence[DrawParams], positions: np.nd
             kept_ids[row], kept_logprobs[row] = [int(tokens_N[row])], 0.0
         elif param.truncates:
             kept_V, kept_lp = _truncate(logprobs_NV[row], param)
-            choice = int(_invert(kept_lp.exp()[None], numbers_N[row : row + 1])[0])
+            choice = int(invert(kept_lp.exp()[None], numbers_N[row : row + 1])[0])
             tokens_N[row] = kept_V[choice]
             kept_ids[row], kept_logprobs[row] = kept_V.tolist(), _rounded(float(kept_lp[choice]), rounds)
     chosen = logprobs_NV.gather(1, tokens_N[:, None])[:, 0].tolist()
     return Draw(tokens_N.tolist(), [_rounded(value, rounds) for value in chosen], kept_ids, kept_logprobs)
 
 
-def _invert(probs_NV: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
-    """The first id whose cumulative probability exceeds the number: never one of probability 0."""
-    cumulative = probs_NV.cumsum(-1)
-    scaled = numbers_N[:, None] * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, scaled, right=True)[:, 0]
-    return ids.clamp(max=probs_NV.shape[1] - 1)
+def invert(probs_NV: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
+    """The first id of each row whose cumulative probability exceeds the number, never one of probability 0; [N] int64.
+
+    Sums are in float64: in float32 those of 150,000 probabilities stand still at small ones, whose tokens could then
+    never be drawn, and a number close to 1 would become 1, which no sum exceeds.
+
+    Args:
+        probs_NV: probabilities, which need not add up to exactly 1.
+        numbers_N: in [0, 1), float64.
+    """
+    cumulative_NV = probs_NV.cumsum(-1, dtype=torch.float64).masked_fill_(probs_NV == 0, 0.0)
+    total_N1 = cumulative_NV.amax(-1, keepdim=True)
+    # A product with a number below 1 can still round to the total.
+    wanted_N1 = torch.minimum(numbers_N[:, None] * total_N1, total_N1.nextafter(torch.zeros_like(total_N1)))
+    return (cumulative_NV > wanted_N1).byte().argmax(-1)
 
 
 def _truncate(logprobs_V: torch.Tensor, param: DrawParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids that top-k and top-p keep, likeliest first, and their renormalised log-probabilities."""
     limit = min(param.top_k or len(logprobs_V), len(logprobs_V))
-    top, ids = logprobs_V.topk(limit)
+    # Normalised again, since in float32 they add up to 1 less closely than the last kept probabilities need.
+    top, ids = logprobs_V.double().log_softmax(-1).topk(limit)
     probs = top.exp()
     is_kept = probs.cumsum(-1) - probs < (param.top_p if param.top_p < 1.0 else torch.inf)
     is_kept[0] = True

@@ -54,7 +54,12 @@ class EngineServer:
 
     def views(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """GET routes by path; they answer whatever state the engine is in."""
-        return {"/model_info": self._model_info, "/health": self._health, "/v1/models": self._models}
+        return {
+            "/model_info": self._model_info,
+            "/health": self._health,
+            "/ready": self._ready,
+            "/v1/models": self._models,
+        }
 
     def _health(self) -> dict[str, Any]:
         """Raises UnwellError if a step does not end; one on the event loop would keep the question waiting as well."""
@@ -66,11 +71,18 @@ class EngineServer:
             )
         return {"status": "ok"}
 
+    def _ready(self) -> dict[str, Any]:
+        """Raises UnwellError while it is paused, as requests would wait."""
+        if self.scheduler.pause_mode is not None:
+            raise UnwellError(f"paused ({self.scheduler.pause_mode}); /continue_generation ends it")
+        return {"status": "ok"}
+
     def _model_info(self) -> dict[str, Any]:
         """What is served."""
         return {
             "model_path": str(self._options.model),
             "weight_version": self.scheduler.version,
+            "reports_kv_versions": True,
             "is_generation": True,
             "dtype": "float64" if self._options.deterministic else self._options.dtype,
             "context_length": self.scheduler.model.context_length,

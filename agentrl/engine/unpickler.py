@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import io
 import pickle
 import re
@@ -39,12 +40,14 @@ _ALLOWED = {
     ("torch.storage", "UntypedStorage"),
     (_REDUCTIONS, "rebuild_tensor"),
     (_REDUCTIONS, "rebuild_typed_storage"),
-    (_REDUCTIONS, "rebuild_cuda_tensor"),
     *(("torch", name) for name in DTYPES),
 }
 # Names of torch's own shared memory and of the process that keeps it: a payload maps nothing else.
 _SHARED_NAME = re.compile(rb"/torch_\d+_\d+_\d+")
 _MANAGER_FOLDER = re.compile(r"torch-shm-dir-\w+")
+# CUDA IPC: what torch rebuilds a tensor from, and how many counts of readers one of its files holds.
+_CUDA_SIGNATURE = inspect.signature(reductions.rebuild_cuda_tensor)
+_CUDA_COUNTERS = 10_000
 # What damaged bytes raise, found by damaging them.
 _DAMAGE = (
     pickle.UnpicklingError, struct.error, EOFError, ValueError, TypeError, LookupError, ArithmeticError,
@@ -71,11 +74,15 @@ def _load_storage(data: bytes) -> Any:
 
 def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *more: Any) -> torch.Tensor:
     """As torch does, except that it would enlarge a storage that is too small by memory full of chance."""
-    num_values = storage._untyped_storage.nbytes() // storage.dtype.itemsize
+    _check_extent(storage._untyped_storage.nbytes() // storage.dtype.itemsize, offset, size, stride)
+    return torch._utils._rebuild_tensor_v2(storage, offset, size, stride, *more)
+
+
+def _check_extent(num_values: int, offset: int, size: Any, stride: Any) -> None:
+    """Whether a view lies inside of its storage. Raises ValueError."""
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     if min(offset, *size, *stride, 0) < 0 or (0 not in size and last >= num_values):
         raise ValueError(f"a tensor of shape {tuple(size)} reaches beyond its {num_values} values")
-    return torch._utils._rebuild_tensor_v2(storage, offset, size, stride, *more)
 
 
 def _map_storage(kind: Any, manager: bytes, handle: bytes, size: int, dtype: Any = None) -> Any:
@@ -85,10 +92,25 @@ def _map_storage(kind: Any, manager: bytes, handle: bytes, size: int, dtype: Any
     return reductions.rebuild_storage_filename(kind, manager, handle, size, dtype)
 
 
+def _map_cuda_tensor(*arguments: Any) -> torch.Tensor:
+    """As torch does, if the count of readers that it lowers, which lies in a file of shared memory, is torch's own."""
+    given = _CUDA_SIGNATURE.bind(*arguments).arguments
+    if given["storage_handle"] is not None:
+        handle, place = given["ref_counter_handle"], given["ref_counter_offset"]
+        if not _SHARED_NAME.fullmatch(handle) or not 0 <= place < _CUDA_COUNTERS:
+            raise BadRequestError(
+                f"the payload counts its readers at {place} of {handle!r}, which is no count of torch"
+            )
+    num_values = given["storage_size_bytes"] // given["dtype"].itemsize
+    _check_extent(num_values, given["tensor_offset"], given["tensor_size"], given["tensor_stride"])
+    return reductions.rebuild_cuda_tensor(*arguments)
+
+
 _STAND_INS: dict[tuple[str, str], Any] = {
     ("torch.storage", "_load_from_bytes"): _load_storage,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     (_REDUCTIONS, "rebuild_storage_filename"): _map_storage,
+    (_REDUCTIONS, "rebuild_cuda_tensor"): _map_cuda_tensor,
     SGLANG_METADATA: FlattenedTensorMetadata,
 }
 

@@ -32,7 +32,7 @@ class UpdateRoutes:
 
     def __init__(self, scheduler: Scheduler, store: WeightStore, collective_s: float) -> None:
         self._scheduler, self._store = scheduler, store
-        self._groups = WeightGroups(collective_s)
+        self._groups = WeightGroups(collective_s, store.device)
         self._session: UpdateSession | None = None
         self._prepared: PreparedWeights | None = None
 

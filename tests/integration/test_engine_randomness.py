@@ -7,7 +7,7 @@ import pytest
 from engine_server import EngineCalls, finish_of, logprobs_of
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-LONG = 400
+LONG = 1200
 """Tokens that take far longer than a client on a busy machine needs to see the first and abort."""
 
 

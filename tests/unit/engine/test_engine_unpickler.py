@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import inspect
 import io
 import os
 import pickle
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.unpickler import load_named_tensors
@@ -106,6 +108,70 @@ def test_what_is_no_list_of_pairs_is_refused(payload: str) -> None:
 def test_pairs_of_anything_else_are_refused(pairs: Any) -> None:
     with pytest.raises(BadRequestError):
         load_named_tensors(_encoded(pairs))
+
+
+CUDA_TENSOR = {
+    "tensor_cls": torch.Tensor,
+    "tensor_size": torch.Size([2, 3]),
+    "tensor_stride": (3, 1),
+    "tensor_offset": 0,
+    "storage_cls": torch.storage.TypedStorage,
+    "dtype": torch.bfloat16,
+    "storage_device": 0,
+    "storage_handle": b"c" * 66,
+    "storage_size_bytes": 12,
+    "storage_offset_bytes": 512,
+    "requires_grad": False,
+    "ref_counter_handle": b"/torch_4711_123456_0",
+    "ref_counter_offset": 7,
+    "event_handle": b"e" * 64,
+    "event_sync_required": True,
+}
+
+
+def _of_cuda(**changes: Any) -> str:
+    """A payload as torch's reduction of a CUDA tensor writes it, with some of its arguments changed."""
+    assert [*CUDA_TENSOR] == [*inspect.signature(reductions.rebuild_cuda_tensor).parameters]
+    return _encoded([("a", _Reduced(reductions.rebuild_cuda_tensor, *(CUDA_TENSOR | changes).values()))])
+
+
+def test_a_cuda_tensor_gets_to_torch_with_what_its_reduction_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def open_shared(*arguments: Any) -> Any:
+        opened.extend(arguments)
+        return torch.arange(6.0).bfloat16()._typed_storage()
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.storage.TypedStorage, "_new_shared_cuda", open_shared)
+    read = load_named_tensors(_of_cuda())
+    assert read["a"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert opened == [0, b"c" * 66, 12, 512, b"/torch_4711_123456_0", 7, b"e" * 64, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ref_counter_handle": b"/someone_elses_memory"}, "no count of torch"),
+        ({"ref_counter_handle": b"/torch_1_2_3/../../etc"}, "no count of torch"),
+        ({"ref_counter_offset": 10_000}, "no count of torch"),
+        ({"ref_counter_offset": -1}, "no count of torch"),
+        ({"tensor_size": torch.Size([2, 4])}, "reaches beyond its 6 values"),
+        ({"tensor_offset": 1}, "reaches beyond its 6 values"),
+        ({"tensor_stride": (-3, 1)}, "reaches beyond its 6 values"),
+        ({"ref_counter_handle": None}, "cannot be read"),
+    ],
+)
+def test_a_cuda_tensor_that_counts_or_reaches_where_it_must_not_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequestError, match=words):
+        load_named_tensors(_of_cuda(**changes))
+
+
+def test_a_cuda_tensor_is_refused_in_words_where_there_is_no_cuda() -> None:
+    if torch.cuda.is_available():
+        return
+    with pytest.raises(BadRequestError, match=r"cannot be read: .*CUDA"):
+        load_named_tensors(_of_cuda())
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
