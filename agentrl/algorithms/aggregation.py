@@ -18,6 +18,10 @@ def token_scales(batch: TrainBatch, aggregation: str, constant_tokens: int) -> l
     nodes that it is made of. Episodes are those with at least one trained token. A token that a
     correction weighs 0 still counts, so that rejecting tokens does not inflate the others.
 
+    Where a batch is split, `batch` holds the episodes of one minibatch, whose tokens and episodes make its
+    denominators: so does verl (``batch_num_tokens``). TRL does for all but ``loss_type="dapo"``, which divides every
+    slice by the tokens of the whole generation batch.
+
     Raises:
         ValueError: the aggregation is unknown.
     """

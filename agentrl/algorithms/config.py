@@ -10,7 +10,12 @@ from agentrl.config.base import ConfigModel
 
 
 class PpoConfig(ConfigModel):
-    """PPO-clip (arXiv 1707.06347, eq. 7) with the higher upper clip of DAPO (arXiv 2503.14476)."""
+    """PPO-clip (arXiv 1707.06347, eq. 7) with the higher upper clip of DAPO (arXiv 2503.14476).
+
+    Clipping against the recomputed policy needs several optimizer steps a batch. With one (``minibatches`` and
+    ``epochs`` 1, the defaults) that policy is the one being trained, every ratio is 1 and both bounds do nothing:
+    only the correction acts.
+    """
 
     kind: Literal["ppo"] = "ppo"
     """PPO-clip."""
@@ -19,8 +24,8 @@ class PpoConfig(ConfigModel):
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     """Ratio may rise to 1 + clip_high before the gradient stops."""
     proximal: Literal["recomputed", "behaviour"] = "recomputed"
-    """What the ratio is taken against: the trainer's own policy at the start of the step (decoupled PPO,
-    arXiv 2505.24298; staleness is then left to the correction), or the policy that sampled."""
+    """What the ratio is taken against: the trainer's own policy before the first optimizer step on the batch
+    (decoupled PPO, arXiv 2505.24298; staleness is then left to the correction), or the policy that sampled."""
 
 
 class CispoConfig(ConfigModel):
@@ -81,7 +86,23 @@ CorrectionConfig = Annotated[NoCorrectionConfig | TisConfig | IcePopConfig, Fiel
 
 
 class AlgorithmConfig(ConfigModel):
-    """How rewards become a gradient."""
+    """How rewards become a gradient.
+
+    The names of peers, where they differ::
+
+        here                TRL GRPOConfig                          verl
+        minibatches         steps_per_generation /                  train_batch_size / ppo_mini_batch_size
+                            gradient_accumulation_steps
+        epochs              num_iterations                          ppo_epochs
+        loss.clip_low       epsilon                                 clip_ratio_low
+        loss.clip_high      epsilon_high                            clip_ratio_high
+        loss.proximal       old_per_token_logps, sampled or         old_log_probs; bypass_mode is "behaviour"
+                            recomputed
+        correction          vllm_importance_sampling_mode        rollout_correction.rollout_is, ..._threshold
+        advantage           scale_rewards "group", "none"           norm_adv_by_std_in_grpo
+        aggregation         loss_type "dapo", "grpo", "dr_grpo"     loss_agg_mode "token-mean",
+                                                                    "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    """
 
     advantage: Literal["grpo", "dr_grpo", "leave_one_out"] = "grpo"
     """Baseline within a group: mean with division by the standard deviation, without, or mean of the others."""
@@ -93,3 +114,13 @@ class AlgorithmConfig(ConfigModel):
     """What a token's loss is divided by: all trained tokens, its episode's, or a constant per episode."""
     constant_tokens: Annotated[int, Field(gt=0)] = 1024
     """Tokens that an episode counts for under the aggregation ``constant``."""
+    minibatches: Annotated[int, Field(gt=0)] = 1
+    """Parts that a batch is split into, by episode and anew in each epoch; each that has something to learn makes
+    one optimizer step. More make larger use of a large batch, at the price of updates that lie further from the
+    policy that sampled. Whatever their number, a batch makes one version."""
+    epochs: Annotated[int, Field(gt=0)] = 1
+    """Times that each episode of a batch is learned from. More where generating costs far more than training.
+
+    With more than one optimizer step (minibatches times epochs) the trainer first computes the log-probabilities of
+    the whole batch by one forward pass without gradient: the proximal policy of PPO and of the correction. With a
+    single one they are at hand, the ratio to them is 1, and PPO against them clips nothing."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.utils.checkpoint import checkpoint
+
+HeadLogits = Callable[[torch.Tensor], torch.Tensor]
 
 
 def chunked_logprobs(
     hidden_SH: torch.Tensor,
-    head_VH: torch.Tensor,
+    head_logits: HeadLogits,
     targets_S: torch.Tensor,
     temperature: float,
     chunk_tokens: int,
@@ -18,36 +22,36 @@ def chunked_logprobs(
 
     Logits of a chunk exist only while it is computed, in the backward pass too. With `kept` the
     distribution is renormalised over the tokens that truncation had left, so that it is the engine's.
+    Without targets the head still takes part, with a gradient of zero: ranks reduce gradients of the same weights.
 
     Args:
         hidden_SH: hidden states at the positions before the targets.
-        head_VH: output embedding.
+        head_logits: hidden states [C, H] to logits [C, V], float32 or float64.
         targets_S: token ids.
         temperature: logits are divided by it; 0 counts as 1, as engines report it.
         chunk_tokens: rows that are computed together.
         kept: ids [M] and offsets [S + 1] of the kept sets, each with its target in it.
 
     Returns:
-        logprobs_S, float32 (float64 for float64 inputs).
+        logprobs_S, of the logits' dtype.
     """
-    parts = [hidden_SH.new_zeros(0, dtype=torch.float32)]
-    for start in range(0, len(targets_S), chunk_tokens):
+    parts = []
+    for start in range(0, max(len(targets_S), 1), chunk_tokens):
         stop = min(start + chunk_tokens, len(targets_S))
         kept_chunk = None if kept is None else (kept[0], kept[1][start : stop + 1])
-        inputs = (hidden_SH[start:stop], head_VH, targets_S[start:stop], temperature or 1.0, kept_chunk)
+        inputs = (hidden_SH[start:stop], head_logits, targets_S[start:stop], temperature or 1.0, kept_chunk)
         parts.append(checkpoint(_chunk_logprobs, *inputs, use_reentrant=False))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _chunk_logprobs(
     hidden_CH: torch.Tensor,
-    head_VH: torch.Tensor,
+    head_logits: HeadLogits,
     targets_C: torch.Tensor,
     temperature: float,
     kept: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    logits_CV = torch.nn.functional.linear(hidden_CH, head_VH)
-    logits_CV = (logits_CV if logits_CV.dtype is torch.float64 else logits_CV.float()) / temperature
+    logits_CV = head_logits(hidden_CH) / temperature
     chosen_C = logits_CV.gather(1, targets_C[:, None])[:, 0]
     if kept is None:
         return chosen_C - logits_CV.logsumexp(-1)

@@ -59,16 +59,16 @@ def dppo(
 
 
 def token_loss(
-    logprobs_S: torch.Tensor, behaviour_S: torch.Tensor, advantages_S: torch.Tensor, config: LossConfig
+    logprobs_S: torch.Tensor,
+    behaviour_S: torch.Tensor,
+    proximal_S: torch.Tensor,
+    advantages_S: torch.Tensor,
+    config: LossConfig,
 ) -> TokenLoss:
-    """The configured loss. The proximal policy of PPO is pi itself, detached, unless it is mu.
-
-    One batch is one optimizer step here, so "the policy at the start of the step" is the one whose
-    log-probabilities are at hand: the decoupled form needs no second forward pass.
-    """
+    """The configured loss. PPO takes its ratio against pi_prox, or mu if so configured; the others against mu."""
     if isinstance(config, PpoConfig):
-        proximal_S = behaviour_S if config.proximal == "behaviour" else logprobs_S.detach()
-        return ppo_clip(logprobs_S, proximal_S, advantages_S, config)
+        against_S = behaviour_S if config.proximal == "behaviour" else proximal_S
+        return ppo_clip(logprobs_S, against_S, advantages_S, config)
     if isinstance(config, CispoConfig):
         return cispo(logprobs_S, behaviour_S, advantages_S, config)
     return dppo(logprobs_S, behaviour_S, advantages_S, config)

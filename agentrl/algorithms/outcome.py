@@ -14,9 +14,13 @@ from agentrl.types.explanation import Fate
 
 @dataclass(frozen=True, slots=True)
 class TokenOutcome:
-    """A token's share of the loss is its weight times its loss; `gap_S` is log pi - log mu."""
+    """A token's share of the loss is its weight times its loss.
+
+    `gap_S` is log pi - log mu, `moved_S` is log pi - log pi_prox.
+    """
 
     gap_S: torch.Tensor
+    moved_S: torch.Tensor
     weights_S: torch.Tensor
     losses: TokenLoss
 
@@ -28,8 +32,13 @@ def token_outcome(
     turns_S: torch.Tensor,
     sequences_S: torch.Tensor,
     config: AlgorithmConfig,
+    proximal_S: torch.Tensor | None = None,
 ) -> TokenOutcome:
     """Loss and correction weight of each token; only the loss is differentiable.
+
+    Example: drawn with probability .2, now .4 likely, and .3 before the first optimizer step on its batch. The
+    correction's ratio is .3 / .2 = 1.5, PPO's .4 / .3 = 1.33, beyond 1.28: with advantage 1 the token's loss is
+    -1.28 times the weight 1.5, without a gradient.
 
     Args:
         logprobs_S: log pi, nats.
@@ -38,23 +47,29 @@ def token_outcome(
         turns_S: number of each token's turn, unique within its sequence.
         sequences_S: number of each token's sequence.
         config: loss and correction.
+        proximal_S: log pi_prox, nats: of the weights before the first optimizer step on the batch. None where those
+            are the weights of `logprobs_S`, as in a batch's only optimizer step: no second forward pass is needed.
     """
-    gap_S = logprobs_S.detach() - behaviour_S
-    weights_S = correction_weights(gap_S, turns_S, sequences_S, config.correction)
+    now_S = logprobs_S.detach()
+    start_S = now_S if proximal_S is None else proximal_S
+    weights_S = correction_weights(start_S - behaviour_S, turns_S, sequences_S, config.correction)
     if is_corrected_by_loss(config.loss):
         weights_S = (weights_S > 0).float()
-    return TokenOutcome(gap_S, weights_S, token_loss(logprobs_S, behaviour_S, advantages_S, config.loss))
+    losses = token_loss(logprobs_S, behaviour_S, start_S, advantages_S, config.loss)
+    return TokenOutcome(now_S - behaviour_S, now_S - start_S, weights_S, losses)
 
 
-def token_fates(outcome: TokenOutcome) -> list[Fate]:
-    """Fate of each of the S tokens; of one that is both rejected and clipped, rejected."""
+def token_fates(outcome: TokenOutcome, mismatched_S: torch.Tensor) -> list[Fate]:
+    """Fate of each of the S tokens: mismatched before rejected, and rejected before clipped."""
     rejected = (outcome.weights_S == 0).tolist()
     clipped = outcome.losses.clipped_S.tolist()
     is_above = (outcome.losses.ratio_S > 1).tolist()
-    return [_fate(*token) for token in zip(rejected, clipped, is_above, strict=True)]
+    return [_fate(*token) for token in zip(mismatched_S.tolist(), rejected, clipped, is_above, strict=True)]
 
 
-def _fate(is_rejected: bool, is_clipped: bool, is_above: bool) -> Fate:
+def _fate(is_mismatched: bool, is_rejected: bool, is_clipped: bool, is_above: bool) -> Fate:
+    if is_mismatched:
+        return Fate.MISMATCHED
     if is_rejected:
         return Fate.REJECTED
     if is_clipped:

@@ -12,12 +12,14 @@ from agentrl.trainer.packing import pack
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.batch import Canary
 
+_NEXT_TOKENS = 16
+
 
 @torch.no_grad()
 def compute_canary(policy: PolicyModel, token_ids: Sequence[int], device: str) -> Canary | None:
-    """Log-probabilities of tokens 1 to n-1 under the current weights at temperature 1; None of less than two.
+    """Log-probabilities at temperature 1 under the current weights: of tokens 1 to n-1, and of the likeliest to follow.
 
-    All ranks must call.
+    None of less than two tokens. All ranks must call.
     """
     if len(token_ids) < 2:
         return None
@@ -25,7 +27,16 @@ def compute_canary(policy: PolicyModel, token_ids: Sequence[int], device: str) -
     unused = np.zeros(len(selected), np.float32)
     ids = np.asarray(token_ids, np.int32)
     sequence = TokenSequence(ids, selected, unused, unused, unused, unused, unused, None)
-    logprobs_S = policy(pack([sequence], device), 1.0)
-    # Without a backward pass the root keeps its weights gathered, and then they are not what the optimizer knows.
-    policy.reshard()
-    return Canary(tuple(token_ids), tuple(logprobs_S.tolist()))
+    last: list[torch.Tensor] = []
+    hook = policy.network.base_model.register_forward_hook(
+        lambda module, inputs, output: last.append(output.last_hidden_state[0, -1])
+    )
+    try:
+        logprobs_S = policy(pack([sequence], device), 1.0)
+        next_ids_K, next_logprobs_K = policy.likeliest(last[0], _NEXT_TOKENS)
+    finally:
+        hook.remove()
+        # Without a backward pass the root keeps its weights gathered, and then they are not what the optimizer knows.
+        policy.reshard()
+    next_ids, next_logprobs = tuple(next_ids_K.tolist()), tuple(next_logprobs_K.tolist())
+    return Canary(tuple(token_ids), tuple(logprobs_S.tolist()), next_ids, next_logprobs)

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from agentrl.trainer.adapter import adapter_names, read_adapter
-from agentrl.trainer.model import PolicyModel, assign_weights
+from agentrl.trainer.model import PolicyModel, assign_weights, saved_buffers
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.staging import new_folder
-from agentrl.trainer.streaming import whole_parameters, write_weights
+from agentrl.trainer.streaming import expert_names, whole_parameters, write_weights
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import StorageError
 from agentrl.types.version import PolicyVersion
@@ -84,11 +84,12 @@ def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Pat
     """
     adapters = adapter_names(policy)
     try:
-        weights = read_adapter(folder / ADAPTER_FOLDER) if adapters else join_experts(load_file(folder / _WEIGHTS))
+        weights = read_adapter(folder / ADAPTER_FOLDER) if adapters else _read_whole(policy, folder)
         states = [torch.load(folder / _OPTIMIZER.format(n), weights_only=True) for n in range(len(optimizer.parts))]
     except _UNREADABLE as error:
         raise StorageError(f"checkpoint {folder} cannot be read: {error}") from error
-    shapes = {n: p.shape for n, p in policy.network.named_parameters() if not adapters or n in adapters}
+    tensors = [*policy.network.named_parameters(), *saved_buffers(policy.network).items()]
+    shapes = {name: tensor.shape for name, tensor in tensors if not adapters or name in adapters}
     if shapes != {name: tensor.shape for name, tensor in weights.items()}:
         raise StorageError(f"checkpoint {folder} is of another model: names or shapes of its weights differ")
     assign_weights(policy, weights)
@@ -96,6 +97,10 @@ def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Pat
         part.state.clear()
         if state:
             set_optimizer_state_dict(policy, part, state, options=StateDictOptions(full_state_dict=True))
+
+
+def _read_whole(policy: PolicyModel, folder: Path) -> dict[str, torch.Tensor]:
+    return join_experts(load_file(folder / _WEIGHTS), expert_names(policy))
 
 
 def _copy_companions(source: Path, target: Path) -> None:

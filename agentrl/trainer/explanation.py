@@ -8,33 +8,34 @@ import torch
 
 from agentrl.algorithms.outcome import TokenOutcome, token_fates
 from agentrl.algorithms.ratios import safe_exp
-from agentrl.trainer.sequence import TokenSequence
+from agentrl.trainer.minibatches import Minibatch
 from agentrl.types.batch import TrainBatch
 from agentrl.types.explanation import TokenTerms
 
 
 class LossTrace:
-    """Terms of this rank's sequences, by their index in the step."""
+    """Terms of this rank's sequences, by their index in the step; of several passes the last one's."""
 
     def __init__(self) -> None:
         self._terms: dict[int, TokenTerms] = {}
 
     def add(
         self,
-        indices: Sequence[int],
-        sequences: Sequence[TokenSequence],
+        part: Minibatch,
         logprobs_S: torch.Tensor,
         outcome: TokenOutcome,
+        mismatched_S: torch.Tensor,
     ) -> None:
-        """Note a micro-batch: the sequences of these indices behind one another, S tokens in all."""
-        counts = [len(sequences[index].selected) for index in indices]
-        columns = (logprobs_S.detach(), safe_exp(outcome.gap_S), outcome.weights_S)
-        parts = [column.cpu().split(counts) for column in columns]
-        fates = token_fates(outcome)
+        """Note a micro-batch: some sequences behind one another, S tokens in all."""
+        counts = [len(sequence.selected) for sequence in part.sequences]
+        ratios = safe_exp(outcome.gap_S), safe_exp(outcome.moved_S)
+        weights_S = outcome.weights_S.masked_fill(mismatched_S, 0.0)
+        pieces = [column.cpu().split(counts) for column in (logprobs_S.detach(), *ratios, weights_S)]
+        fates = token_fates(outcome, mismatched_S)
         start = 0
-        for number, (index, count) in enumerate(zip(indices, counts, strict=True)):
-            logprobs, ratios, weights = (part[number].numpy().copy() for part in parts)
-            self._terms[index] = TokenTerms(logprobs, ratios, weights, tuple(fates[start : start + count]))
+        for number, (index, count) in enumerate(zip(part.indices, counts, strict=True)):
+            columns = (piece[number].numpy().copy() for piece in pieces)
+            self._terms[index] = TokenTerms(*columns, fates=tuple(fates[start : start + count]))
             start += count
 
     def by_trajectory(

@@ -73,12 +73,12 @@ class TrainerHandle:
         await handle._call("load", result=dict[str, int], deadline_s=config.deadlines.start_s)
         return handle
 
-    async def step(self, batch: TrainBatch) -> StepReport:
-        """One optimizer step. Raises TrainerError."""
-        return await self._call("step", batch, result=StepReport, deadline_s=self._config.deadlines.step_s)
+    async def step(self, batch: TrainBatch, is_redo: bool = False) -> StepReport:
+        """The step over one batch, or a redo of it. Raises TrainerError."""
+        return await self._call("step", batch, is_redo, result=StepReport, deadline_s=self._config.deadlines.step_s)
 
     async def explain_step(self, batch: TrainBatch) -> StepExplanation:
-        """One optimizer step of a single rank, and what it made of each token. Raises TrainerError."""
+        """A redo of a step by a single rank, and what it made of each token. Raises TrainerError."""
         deadline_s = self._config.deadlines.step_s
         return await self._call("explain_step", batch, result=StepExplanation, deadline_s=deadline_s)
 

@@ -40,54 +40,6 @@ class Muon(torch.optim.Optimizer):
                 parameter.add_(_orthogonalised(nesterov), alpha=-group["lr"])
 
 
-class AdaptiveSGD(torch.optim.Optimizer):
-    """SGD with momentum whose rate falls with the share of noise in the gradient; for parameters that may be sharded.
-
-    Schaul, Zhang and LeCun, "No More Pesky Learning Rates" (2013), eq. 7: the best rate is proportional to
-    (E g)^2 / E g^2. Here that share is one number for all parameters, estimated from the momentum m and the
-    running mean of squared gradients v, both bias-corrected: rho = |m|^2 / |v|. Of pure noise rho is
-    phi = (1 - beta)(1 + beta^t) / ((1 + beta)(1 - beta^t)) at step t, so the share is (rho - phi) / (1 - phi),
-    at least 0. We know no curvature; `lr` takes its place. The first step, which cannot tell, moves nothing.
-
-    Example: with rewards that say nothing rho stays at phi and the weights stay nearly where they are.
-    """
-
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float, momentum: float) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move every parameter by its momentum times the rate times the share of signal."""
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            for parameter in parameters:
-                self._remember(parameter, group["momentum"])
-            rate = group["lr"] * self._signal_share(parameters, group["momentum"])
-            for parameter in parameters:
-                parameter.add_(self.state[parameter]["momentum"], alpha=-rate)
-
-    def _remember(self, parameter: torch.nn.Parameter, beta: float) -> None:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros(())
-            state["square"] = torch.zeros(())
-            state["momentum"] = torch.zeros_like(parameter)
-        state["step"] += 1
-        state["square"].lerp_(_squared_norm(parameter.grad), 1 - beta)
-        state["momentum"].mul_(beta).add_(parameter.grad)
-
-    def _signal_share(self, parameters: list[torch.nn.Parameter], beta: float) -> float:
-        states = [self.state[parameter] for parameter in parameters]
-        left = beta ** float(states[0]["step"])
-        square = sum(float(state["square"]) for state in states) / (1 - left)
-        momentum = sum(float(_squared_norm(state["momentum"])) for state in states)
-        if square == 0.0:
-            return 0.0
-        rho = momentum * ((1 - beta) / (1 - left)) ** 2 / square
-        phi = (1 - beta) * (1 + left) / ((1 + beta) * (1 - left))
-        return max(0.0, (rho - phi) / (1 - phi)) if phi < 1.0 else 0.0
-
-
 class OptimizerSet:
     """One or two optimizers that act as one, with a common scale of their learning rates."""
 
@@ -101,6 +53,11 @@ class OptimizerSet:
             for group, rate in zip(part.param_groups, rates, strict=True):
                 group["lr"] = rate * lr_scale
             part.step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for part in self.parts:
             part.zero_grad()
 
 
@@ -110,8 +67,6 @@ def _build(policy: torch.nn.Module, config: OptimizerConfig) -> list[torch.optim
     adam: dict[str, Any] = {"betas": betas, "weight_decay": config.weight_decay}
     if config.kind == "adamw":
         return [torch.optim.AdamW(parameters, lr=config.learning_rate, **adam)]
-    if config.kind == "adaptive_sgd":
-        return [AdaptiveSGD(parameters, lr=config.learning_rate, momentum=config.momentum)]
     decay = config.weight_decay
     if config.kind == "sgd":
         return [torch.optim.SGD(parameters, lr=config.learning_rate, momentum=config.momentum, weight_decay=decay)]
@@ -121,11 +76,6 @@ def _build(policy: torch.nn.Module, config: OptimizerConfig) -> list[torch.optim
     muon = Muon(matrices, lr=config.learning_rate, momentum=config.momentum, weight_decay=decay)
     # Adapters are matrices all of them: then nothing is left.
     return [muon, torch.optim.AdamW(rest, lr=config.rest_learning_rate, **adam)] if rest else [muon]
-
-
-def _squared_norm(tensor: torch.Tensor) -> torch.Tensor:
-    squared = tensor.square().sum()
-    return (squared.full_tensor() if isinstance(squared, DTensor) else squared).cpu()
 
 
 def _is_block_matrix(name: str, parameter: torch.Tensor) -> bool:

@@ -1,4 +1,12 @@
-"""Packs trajectories into micro-batches without padding and deals them to ranks."""
+"""Packs trajectories into micro-batches without padding and deals them to ranks.
+
+**Shared prefixes are computed once.** Episodes of one environment begin with the same instructions, those of a group
+with the same question, branches of an episode with the same turns. In a micro-batch such a prefix has one place in
+the row, to which every sequence with it points: causal attention gives its tokens the same states whatever comes
+behind, and their gradients add up there. With 230 tokens of prompt and 130 behind it, a row of 22 sequences has 3,100
+tokens instead of 7,900. Attention itself still reads the prefix for each sequence. On a GPU the gradients of a shared
+prefix are added in no fixed order, so that a step done again may differ there in the last bits.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +29,21 @@ class PackedLayout:
 
     Where its N sequences lie, for attention that must not mix them; and the K experts that each token is to
     use in each layer, for routers that replay them.
+
+    Example: sequences [5, 6, 7] and [5, 8] make the row [5, 6, 7, 8], with gather ``[[0, 1, 2], [0, 3, 0]]`` and
+    scatter ``[0, 1, 2, 4]``.
     """
 
     gather_NL: torch.Tensor  # [N, longest] int64: index into the row; padding points at 0
-    scatter_T: torch.Tensor  # [T] int64: index into the flattened [N * longest]
+    scatter_T: torch.Tensor  # [T] int64: index into the flattened [N * longest], of one of the sequences that have it
     experts_TK: tuple[torch.Tensor, ...] | None = None  # per layer, [T, K] int64, -1 where the router chooses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """N sequences behind one another: T tokens, of which S enter the loss.
+    """N sequences in one row: T tokens, since common prefixes are there once, and S targets that enter the loss.
 
-    Example: sequences of 3 and 2 tokens give ``position_ids [0, 1, 2, 0, 1]``.
+    Example: sequences of 3 and 2 tokens that begin with different ones give ``position_ids [0, 1, 2, 0, 1]``.
     """
 
     input_ids_T: torch.Tensor
@@ -100,11 +111,14 @@ def pack(sequences: Sequence[TokenSequence], device: str) -> MicroBatch:
     """One micro-batch of the sequences; of none, a single token that enters no loss."""
     if not sequences:
         sequences = [_nothing()]
-    lengths = [len(s.token_ids) for s in sequences]
-    starts = np.cumsum([0, *lengths[:-1]])
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    selected = np.concatenate([s.selected + start for s, start in zip(sequences, starts, strict=True)])
-    token_ids = np.concatenate([s.token_ids for s in sequences]).astype(np.int64)
+    places = _share_prefixes(sequences)
+    num_tokens = 1 + max(int(place[-1]) for place in places)
+    token_ids, positions = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int64)
+    for sequence, place in zip(sequences, places, strict=True):
+        token_ids[place], positions[place] = sequence.token_ids, np.arange(len(place))
+    pairs = list(zip(sequences, places, strict=True))
+    sources = np.concatenate([place[s.selected - 1] for s, place in pairs])
+    targets = np.concatenate([s.token_ids[s.selected] for s in sequences]).astype(np.int64)
     counts = [len(s.selected) for s in sequences]
 
     def column(name: str, dtype: type) -> torch.Tensor:
@@ -114,9 +128,9 @@ def pack(sequences: Sequence[TokenSequence], device: str) -> MicroBatch:
     return MicroBatch(
         input_ids_T=torch.from_numpy(token_ids).to(device),
         position_ids_T=torch.from_numpy(positions).to(device),
-        layout=_layout(lengths, _experts(sequences, lengths, device), device),
-        sources_S=torch.from_numpy(selected - 1).to(device),
-        targets_S=torch.from_numpy(token_ids[selected]).to(device),
+        layout=_layout(places, num_tokens, _experts(sequences, places, num_tokens, device), device),
+        sources_S=torch.from_numpy(sources).to(device),
+        targets_S=torch.from_numpy(targets).to(device),
         behaviour_S=column("logprobs", np.float32),
         advantages_S=column("advantages", np.float32),
         scales_S=column("scales", np.float32),
@@ -127,27 +141,59 @@ def pack(sequences: Sequence[TokenSequence], device: str) -> MicroBatch:
     )
 
 
-def _layout(lengths: list[int], experts_TK: tuple[torch.Tensor, ...] | None, device: str) -> PackedLayout:
-    longest = max(lengths)
-    columns = np.arange(longest)
-    starts = np.cumsum([0, *lengths[:-1]])
-    is_token = columns < np.asarray(lengths)[:, None]
-    gather = np.where(is_token, starts[:, None] + columns, 0)
-    scatter = np.flatnonzero(is_token)
+def _share_prefixes(sequences: Sequence[TokenSequence]) -> list[np.ndarray]:
+    """Place in the row of every token of each sequence, [L] int64.
+
+    In the order of their tokens, each sequence has its longest common prefix with the one before it, so that the row
+    has no more tokens than the tree of all prefixes has nodes. Tokens whose experts are on record are the same only
+    if these are.
+    """
+    order = sorted(range(len(sequences)), key=lambda index: sequences[index].token_ids.astype(">i4").tobytes())
+    places: list[np.ndarray] = [np.zeros(0, np.int64)] * len(sequences)
+    num_tokens, last = 0, None
+    for index in order:
+        length = len(sequences[index].token_ids)
+        shared = 0 if last is None else _common_prefix(sequences[last], sequences[index])
+        begin = places[last][:shared] if last is not None else places[index]
+        places[index] = np.concatenate([begin, np.arange(num_tokens, num_tokens + length - shared)])
+        num_tokens, last = num_tokens + length - shared, index
+    return places
+
+
+def _common_prefix(one: TokenSequence, other: TokenSequence) -> int:
+    """How many first tokens two sequences have in common, with the same experts."""
+    length = min(len(one.token_ids), len(other.token_ids))
+    is_equal = one.token_ids[:length] == other.token_ids[:length]
+    if (one.routed_experts is None) != (other.routed_experts is None):
+        return 0
+    if one.routed_experts is not None and other.routed_experts is not None:
+        is_equal &= (one.routed_experts[:length] == other.routed_experts[:length]).all((1, 2))
+    return length if is_equal.all() else int(is_equal.argmin())
+
+
+def _layout(
+    places: Sequence[np.ndarray], num_tokens: int, experts_TK: tuple[torch.Tensor, ...] | None, device: str
+) -> PackedLayout:
+    longest = max(len(place) for place in places)
+    gather = np.zeros((len(places), longest), np.int64)
+    scatter = np.zeros(num_tokens, np.int64)
+    for number, place in enumerate(places):
+        gather[number, : len(place)] = place
+        scatter[place] = number * longest + np.arange(len(place))
     return PackedLayout(torch.from_numpy(gather).to(device), torch.from_numpy(scatter).to(device), experts_TK)
 
 
-def _experts(sequences: Sequence[TokenSequence], lengths: list[int], device: str) -> tuple[torch.Tensor, ...] | None:
-    """The sequences' experts behind one another, layer by layer; those without a record leave it to the router."""
-    known = [s.routed_experts for s in sequences if s.routed_experts is not None]
+def _experts(
+    sequences: Sequence[TokenSequence], places: Sequence[np.ndarray], num_tokens: int, device: str
+) -> tuple[torch.Tensor, ...] | None:
+    """The experts of each token of the row, layer by layer; tokens without a record leave it to the router."""
+    known = [(s.routed_experts, p) for s, p in zip(sequences, places, strict=True) if s.routed_experts is not None]
     if not known:
         return None
-    shape = known[0].shape[1:]
-    rows = [
-        np.full((length, *shape), NOT_ROUTED, np.int16) if s.routed_experts is None else s.routed_experts
-        for s, length in zip(sequences, lengths, strict=True)
-    ]
-    layers_LTK = np.ascontiguousarray(np.concatenate(rows).transpose(1, 0, 2)).astype(np.int64)
+    rows_TLK = np.full((num_tokens, *known[0][0].shape[1:]), NOT_ROUTED, np.int16)
+    for experts, place in known:
+        rows_TLK[place] = experts
+    layers_LTK = np.ascontiguousarray(rows_TLK.transpose(1, 0, 2)).astype(np.int64)
     return torch.from_numpy(layers_LTK).to(device).unbind(0)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.models.verification import require
 from agentrl.process.crash_points import crash_point
 from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
 from agentrl.process.server import serve
@@ -22,17 +23,22 @@ from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stag
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.explanation import LossTrace
 from agentrl.trainer.gap import no_replay_gap
+from agentrl.trainer.minibatches import split_batch
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.selection import batch_advantages, places_in_loss, select_sequences
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.trainer.step import run_step, run_supervised
+from agentrl.trainer.verification import check_trainer
 from agentrl.types.batch import Canary, StepReport, TrainBatch, WeightsManifest
+from agentrl.types.errors import ConfigError
 from agentrl.types.explanation import StepExplanation
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
 
 _CANARY_TOKENS = 48
+# The loss of a batch in which every advantage is 0 is 0, and so is its gradient: no weight moves.
+_NOTHING_LEARNED = {"trainer/loss": 0.0, "trainer/grad_norm": 0.0, "trainer/optimizer_steps": 0.0}
 
 
 class RankSpec(msgspec.Struct, frozen=True):
@@ -57,6 +63,7 @@ class TrainerRank:
         self._config = TrainerConfig.model_validate(spec.trainer)
         self._algorithm = AlgorithmConfig.model_validate(spec.algorithm)
         self._version = spec.version
+        self._unchanged_since: PolicyVersion | None = spec.version
         self._is_unproven = True
         self._canary_ids: list[int] = []
 
@@ -64,13 +71,16 @@ class TrainerRank:
         """Meet the other ranks and load model and optimizer; returns sizes. Every rank's first call.
 
         Raises:
-            ConfigError: the model cannot be loaded.
+            ConfigError: the model cannot be loaded, its architecture is not one that the trainer computes rightly, or
+                the machine has fewer GPUs than ranks.
         """
         spec = self._spec
         torch.set_num_threads(self._config.threads)
+        if spec.rank == 0:
+            require(check_trainer(Path(spec.model)))
         torch.manual_seed(0)
         if self._config.device == "cuda":
-            torch.cuda.set_device(spec.rank % torch.cuda.device_count())
+            _take_gpu(spec.rank, spec.num_ranks)
         dist.init_process_group(
             "nccl" if self._config.device == "cuda" else "gloo",
             init_method=f"file://{spec.rendezvous}",
@@ -81,34 +91,36 @@ class TrainerRank:
         self._optimizer = OptimizerSet(self._policy, self._config.optimizer)
         return {"parameters": sum(p.numel() for p in self._policy.parameters())}
 
-    def step(self, batch: TrainBatch) -> StepReport:
-        """One optimizer step: version v to v+1.
+    def step(self, batch: TrainBatch, is_redo: bool = False) -> StepReport:
+        """Learn from one batch, in one optimizer step or several: version v to v+1.
 
-        Repeating the call for a batch that is part of the weights already is refused.
+        Repeating the call for a batch that is part of the weights already is refused. A redo of a step on record
+        masks what mismatches and ends at none of it: the next new step passes the gate.
         """
-        return self._step(batch, None)
+        return self._step(batch, None, is_redo)
 
     def explain_step(self, batch: TrainBatch) -> StepExplanation:
-        """The same step, and what the loss made of each token. Only of one rank, which sees them all."""
+        """The same step as a redo, and what the loss made of each token. Only of one rank, which sees them all."""
         if self._spec.num_ranks > 1:
             raise ValueError(f"a step is explained by one rank, this trainer has {self._spec.num_ranks}")
         trace = LossTrace()
-        report = self._step(batch, trace)
+        report = self._step(batch, trace, is_redo=True)
         advantages = batch_advantages(batch, self._algorithm)
         places = places_in_loss(batch, advantages, self._algorithm)
         return StepExplanation(report, tuple(advantages), trace.by_trajectory(batch, places))
 
-    def _step(self, batch: TrainBatch, trace: LossTrace | None) -> StepReport:
+    def _step(self, batch: TrainBatch, trace: LossTrace | None, is_redo: bool) -> StepReport:
         if batch.version != self._version:
             raise ValueError(f"the batch is for version {batch.version}, the trainer is at {self._version}")
         started = time.monotonic()
         sequences = select_sequences(batch, self._algorithm)
-        metrics = {}
+        minibatches = split_batch(batch, sequences, self._algorithm)
+        metrics = dict(_NOTHING_LEARNED)
         if sequences:
             self._canary_ids = sequences[0].token_ids[:_CANARY_TOKENS].tolist()
             temperature = self._spec.temperature
             if self._reports_gap:
-                metrics = no_replay_gap(self._policy, sequences, self._config, temperature)
+                metrics |= no_replay_gap(self._policy, sequences, self._config, temperature)
             metrics |= run_step(
                 self._policy,
                 self._optimizer,
@@ -118,12 +130,17 @@ class TrainerRank:
                 temperature,
                 self._is_unproven,
                 trace,
+                minibatches,
+                is_redo,
             )
-            self._is_unproven = metrics["trainer/fresh_tokens"] == 0
+            self._is_unproven &= is_redo or metrics["trainer/fresh_tokens"] == 0
         seconds = time.monotonic() - started
         metrics["time/train_step_s"] = seconds
-        metrics["trainer/tokens_per_s"] = sum(len(s.token_ids) for s in sequences) / seconds
+        num_tokens = sum(len(s.token_ids) for minibatch in minibatches for s in minibatch.sequences)
+        metrics["trainer/tokens_per_s"] = num_tokens / seconds
         self._version = self._version.next()
+        if metrics["trainer/optimizer_steps"]:
+            self._unchanged_since = self._version
         crash_point("trainer.stepped")
         return StepReport(self._version, metrics)
 
@@ -134,6 +151,7 @@ class TrainerRank:
 
     def supervised_step(self, sequences: list[TokenSequence], lr_scale: float) -> float:
         """One step of maximum likelihood; returns the loss before it, in nats over all tokens."""
+        self._unchanged_since = None  # it makes no version: nobody can tell any more which has these weights
         return run_supervised(self._policy, self._optimizer, sequences, self._config, lr_scale)
 
     def supervised_loss(self, sequences: list[TokenSequence]) -> float:
@@ -161,13 +179,15 @@ class TrainerRank:
         else:
             manifest = stage_weights(*what, Path(folder))
         crash_point("trainer.staged")
-        return dataclasses.replace(manifest, canary=compute_canary(self._policy, self._canary_ids, self._config.device))
+        canary = compute_canary(self._policy, self._canary_ids, self._config.device)
+        return dataclasses.replace(manifest, canary=canary, unchanged_since=self._unchanged_since)
 
     def rebase(self, version: PolicyVersion) -> None:
         """Call the present weights a version of a later epoch. Raises ValueError if the step differs."""
         if version.step != self._version.step:
             raise ValueError(f"the trainer is at {self._version}, which cannot be called {version}")
-        self._version = version
+        # Nobody knows which weights engines hold of the lost epoch.
+        self._version = self._unchanged_since = version
 
     def save(self, folder: str) -> None:
         """Write weights, merged with their adapters if there are any, and all that training goes on from."""
@@ -182,6 +202,17 @@ class TrainerRank:
     def restore(self, folder: str) -> None:
         """Go on from what `save` wrote."""
         restore_checkpoint(self._policy, self._optimizer, Path(folder))
+
+
+def _take_gpu(rank: int, num_ranks: int) -> None:
+    """Compute on the GPU of the rank's number. Raises ConfigError if there are fewer than ranks."""
+    num_gpus = torch.cuda.device_count()
+    if num_ranks > num_gpus:
+        raise ConfigError(
+            f"trainer.device = cuda with {num_ranks} ranks, and torch {torch.__version__} finds {num_gpus} CUDA "
+            'devices here; lower trainer.ranks, set trainer.device = "cpu", or install a build of torch for the GPUs'
+        )
+    torch.cuda.set_device(rank)
 
 
 def main() -> None:

@@ -65,15 +65,18 @@ def _sequence(trained: TrainTrajectory, scale: np.ndarray, advantage: float) -> 
 
 
 def _staleness(trained: TrainTrajectory) -> np.ndarray:
-    """Staleness of each token, in steps; with recorded experts that of the oldest token up to it.
+    """Staleness of each token, in steps, at least 1 where it is not fresh; with recorded experts that of the oldest
+    token up to it.
 
     Experts are recorded once. So when weights change within an episode the engine computes the context again by
     its new routers, but the trainer by the old ones' choice: tokens behind the change are no measure of how well
     engine and trainer agree.
     """
-    if trained.trajectory.routed_experts is None:
-        return trained.staleness
-    return np.maximum.accumulate(trained.staleness)
+    staleness = trained.staleness
+    if trained.fresh is not None:
+        is_sampled_before = trained.trajectory.sampled & ~trained.fresh
+        staleness = np.where(is_sampled_before, np.maximum(staleness, 1), staleness)
+    return staleness if trained.trajectory.routed_experts is None else np.maximum.accumulate(staleness)
 
 
 def _select_kept(kept: KeptTokens | None, sampled: np.ndarray, mask: np.ndarray) -> KeptTokens | None:

@@ -24,7 +24,7 @@ class TokenSequence:
     advantages: np.ndarray  # [S]
     scales: np.ndarray  # [S]
     turns: np.ndarray  # [S]
-    staleness: np.ndarray  # [S] steps since the weights that drew the token, or chose experts of its context
+    staleness: np.ndarray  # [S] steps since the weights that drew the token, 0 only where it is fresh
     kept_tokens: KeptTokens | None  # one set per selected token
     routed_experts: np.ndarray | None = None  # [L, layers, top_k] int16, -1 where unknown
 

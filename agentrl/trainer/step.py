@@ -1,7 +1,9 @@
-"""One optimizer step over a batch: forward and backward of each micro-batch, the gate, the update."""
+"""The step over one batch: the alarm, and optimizer steps that are each made of micro-batches."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,13 +14,15 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.outcome import TokenOutcome, token_outcome
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.explanation import LossTrace
+from agentrl.trainer.gap import FreshGaps, FreshReport
+from agentrl.trainer.minibatches import Minibatch
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.packing import MicroBatch, deal, pack
 from agentrl.trainer.sequence import TokenSequence, replayed_fraction
 from agentrl.types.errors import TrainerError
 
-_SUMS = ("loss", "tokens", "clipped", "rejected", "weight", "weight_squared", "k3", "abs_gap", "fresh")
+_SUMS = ("loss", "tokens", "clipped", "rejected", "weight", "weight_squared", "k3")
 
 
 @dataclass(slots=True)
@@ -26,65 +30,168 @@ class StepSums:
     """Sums over this rank's tokens that become the step's metrics once ranks are added up."""
 
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
-    max_fresh_gap: float = 0.0
 
-    def add(self, **values: torch.Tensor) -> None:
-        """Add tensors' sums by name."""
+    def add(self, loss: torch.Tensor, outcome: TokenOutcome, mismatched_S: torch.Tensor) -> None:
+        """Add a micro-batch's loss, and what became of its tokens but for those that are masked."""
+        learned_S = ~mismatched_S
+        gap_S, weights_S = outcome.gap_S[learned_S], outcome.weights_S[learned_S]
+        values = {
+            "loss": loss.detach(),
+            "tokens": learned_S,
+            "clipped": outcome.losses.clipped_S[learned_S],
+            "rejected": weights_S == 0,
+            "weight": weights_S,
+            "weight_squared": weights_S.square(),
+            "k3": gap_S.exp() - 1 - gap_S,
+        }
         for name, value in values.items():
             self.sums[name] += float(value.sum())
 
     def reduced(self, device: str) -> dict[str, float]:
-        """Sums and maximum over all ranks. All ranks must call."""
+        """Sums over all ranks. All ranks must call."""
         totals = torch.tensor([self.sums[name] for name in _SUMS], dtype=torch.float64, device=device)
-        most = torch.tensor([self.max_fresh_gap], dtype=torch.float64, device=device)
         dist.all_reduce(totals)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return {**dict(zip(_SUMS, totals.tolist(), strict=True)), "max_fresh_gap": float(most)}
+        return dict(zip(_SUMS, totals.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StartingPoint:
+    """What the weights before the first of several optimizer steps say of the batch's sequences."""
+
+    logprobs: tuple[torch.Tensor, ...]  # [S] of each sequence: log pi_prox, nats
+    mismatched: frozenset[int]  # indices of the sequences that are masked
+    report: FreshReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRun:
+    """All that the passes over one batch have in common. Every rank does the same passes over its own share."""
+
+    policy: PolicyModel
+    algorithm: AlgorithmConfig
+    config: TrainerConfig
+    temperature: float
+    trace: LossTrace | None
+    is_gate: bool
+    is_redo: bool
+    sums: StepSums = field(default_factory=StepSums)
+
+    @torch.no_grad()
+    def start(self, sequences: Sequence[TokenSequence]) -> StartingPoint:
+        """One forward pass over everything; all ranks get the same answer."""
+        gaps = FreshGaps(self.config.max_gap_nats, self.config.device)
+        counts = [len(sequence.selected) for sequence in sequences]
+        # Every rank fills in its own share; a sum over ranks puts the shares together.
+        whole = torch.zeros(sum(counts), device=self.config.device)
+        mismatched_N = torch.zeros(len(sequences), device=self.config.device)
+        logprobs = whole.split(counts)
+        for part, batch in self._micro_batches(Minibatch.of_all(sequences)):
+            logprobs_S = self.policy(batch, self.temperature)
+            outcome = self._outcome(logprobs_S, batch, None)
+            mismatched_S = gaps.add(outcome.gap_S, batch)
+            if self.trace is not None:
+                self.trace.add(part, logprobs_S, outcome, mismatched_S)
+            for place, index in enumerate(part.indices):
+                is_own_S = batch.sequences_S == place
+                logprobs[index].copy_(logprobs_S[is_own_S])
+                mismatched_N[index] = mismatched_S[is_own_S].any()
+        # Without a backward pass the root keeps its weights gathered.
+        self.policy.reshard()
+        dist.all_reduce(whole)
+        dist.all_reduce(mismatched_N)
+        masked = frozenset(mismatched_N.nonzero()[:, 0].tolist())
+        return StartingPoint(logprobs, masked, gaps.reduced())
+
+    def backward(self, minibatch: Minibatch, start: StartingPoint | None) -> FreshGaps:
+        """Gradients of one minibatch.
+
+        Without a starting point it is the batch's only one: the weights are those before the step, fresh tokens are
+        compared (what is found comes back), and sequences that mismatch are masked here. A sequence lies within one
+        micro-batch, so that no other pass is needed to find them.
+        """
+        gaps = FreshGaps(self.config.max_gap_nats, self.config.device)
+        for part, batch in self._micro_batches(minibatch):
+            logprobs_S = self.policy(batch, self.temperature)
+            proximal_S = None if start is None else _joined(start.logprobs, part.indices, logprobs_S)
+            outcome = self._outcome(logprobs_S, batch, proximal_S)
+            nothing_S = torch.zeros_like(logprobs_S, dtype=torch.bool)
+            mismatched_S = gaps.add(outcome.gap_S, batch) if start is None else nothing_S
+            if self.trace is not None:
+                self.trace.add(part, logprobs_S, outcome, mismatched_S)
+            terms_S = outcome.weights_S * outcome.losses.loss_S * batch.scales_S
+            loss = terms_S.masked_fill(mismatched_S, 0.0).sum()
+            self.sums.add(loss, outcome, mismatched_S)
+            # A rank without tokens must take part in the backward pass as well.
+            ((loss + 0.0 * logprobs_S.sum()) * dist.get_world_size()).backward()
+        return gaps
+
+    def check(self, report: FreshReport) -> None:
+        """Raise TrainerError if trainer and engine disagree too much to go on."""
+        if not self.is_redo:
+            report.check(self.config, self.is_gate)
+
+    def _micro_batches(self, minibatch: Minibatch) -> Iterator[tuple[Minibatch, MicroBatch]]:
+        """Micro-batches of a minibatch for this rank; as many as every other rank has."""
+        lengths = [len(sequence.token_ids) for sequence in minibatch.sequences]
+        shares = deal(lengths, dist.get_world_size(), self.config.micro_batch_tokens)
+        for share in shares[dist.get_rank()]:
+            sequences = tuple(minibatch.sequences[i] for i in share)
+            yield Minibatch(tuple(minibatch.indices[i] for i in share), sequences), pack(sequences, self.config.device)
+
+    def _outcome(self, logprobs_S: torch.Tensor, batch: MicroBatch, proximal_S: torch.Tensor | None) -> TokenOutcome:
+        columns = batch.behaviour_S, batch.advantages_S, batch.turns_S, batch.sequences_S
+        return token_outcome(logprobs_S, *columns, self.algorithm, proximal_S)
 
 
 def run_step(
     policy: PolicyModel,
     optimizer: OptimizerSet,
-    sequences: list[TokenSequence],
+    sequences: Sequence[TokenSequence],
     algorithm: AlgorithmConfig,
     config: TrainerConfig,
     temperature: float,
     is_gate: bool,
     trace: LossTrace | None = None,
+    minibatches: Sequence[Minibatch] = (),
+    is_redo: bool = False,
 ) -> dict[str, float]:
-    """Update the policy once; every rank calls it with the same sequences.
+    """Learn from one batch; every rank calls it with the same sequences.
 
-    A gate step, the first with tokens that these very weights sampled, compares trainer and engine before it
-    changes anything. A trace is told of every token.
+    Fresh tokens are compared with the engine before any weight changes. A gate step, the first that has some, allows
+    no sequence beyond the limit; later ones mask such sequences unless they are too many. Each minibatch with
+    something to learn then makes one optimizer step. A trace is told of every token.
+
+    Args:
+        policy: the model.
+        optimizer: of its parameters.
+        sequences: all that the batch selected.
+        algorithm: the loss.
+        config: of the trainer.
+        temperature: that tokens were drawn with.
+        is_gate: as above.
+        trace: hears of every pass over every sequence.
+        minibatches: of the sequences, in order; none for one optimizer step over all.
+        is_redo: the step is on record: mask what mismatches, as the first time, and end the run for none of it.
 
     Returns:
-        Metrics named ``trainer/quantity_unit``, equal on all ranks.
+        Metrics named ``trainer/quantity_unit``, equal on all ranks. Loss and norm are means over the optimizer
+        steps; tokens and their fractions count a token in every epoch; gaps are of the weights before the step.
 
     Raises:
-        TrainerError: the gate failed, or the gradient is not finite.
+        TrainerError: trainer and engine disagree, or the gradient is not finite.
     """
-    shares = deal([len(s.token_ids) for s in sequences], dist.get_world_size(), config.micro_batch_tokens)
-    sums = StepSums()
-    for indices in shares[dist.get_rank()]:
-        batch = pack([sequences[i] for i in indices], config.device)
-        logprobs_S = policy(batch, temperature)
-        outcome = token_outcome(
-            logprobs_S, batch.behaviour_S, batch.advantages_S, batch.turns_S, batch.sequences_S, algorithm
-        )
-        if trace is not None:
-            trace.add(indices, sequences, logprobs_S, outcome)
-        loss = _batch_loss(logprobs_S, outcome, batch, sums)
-        (loss * dist.get_world_size()).backward()
-    totals = sums.reduced(config.device)
-    if is_gate and totals["max_fresh_gap"] > config.max_gap_nats:
-        raise TrainerError(_gate_message(totals, config))
-    norm = _clip(policy, config.optimizer.max_grad_norm)
-    if not torch.isfinite(torch.tensor(norm)):
-        raise TrainerError(
-            f"the gradient norm is {norm}; the weights are unchanged. Lower the learning rate, or look for bad rewards"
-        )
-    optimizer.step(1.0)
-    return {**_metrics(totals, norm), "trainer/replayed_fraction": replayed_fraction(sequences)}
+    run = StepRun(policy, algorithm, config, temperature, trace, is_gate, is_redo)
+    if len(minibatches) > 1:
+        report, norms = _several_steps(run, optimizer, sequences, minibatches)
+    else:
+        report, norms = _one_step(run, optimizer, sequences)
+    totals = run.sums.reduced(config.device)
+    return {
+        **_metrics(totals, norms),
+        **report.metrics(),
+        "trainer/skipped_minibatches": float(max(len(minibatches), 1) - len(norms)),
+        "trainer/replayed_fraction": replayed_fraction(sequences),
+    }
 
 
 def run_supervised(
@@ -115,25 +222,53 @@ def run_supervised(
     return float(total)
 
 
-def _batch_loss(logprobs_S: torch.Tensor, outcome: TokenOutcome, batch: MicroBatch, sums: StepSums) -> torch.Tensor:
-    """Scaled loss of a micro-batch; adds to the sums."""
-    gap_S, weights_S, losses = outcome.gap_S, outcome.weights_S, outcome.losses
-    loss = (weights_S * losses.loss_S * batch.scales_S).sum()
-    fresh_S = batch.staleness_S == 0
-    sums.add(
-        loss=loss.detach(),
-        tokens=torch.ones_like(gap_S),
-        clipped=losses.clipped_S.float(),
-        rejected=(weights_S == 0).float(),
-        weight=weights_S,
-        weight_squared=weights_S.square(),
-        k3=gap_S.exp() - 1 - gap_S,
-        abs_gap=gap_S.abs() * fresh_S,
-        fresh=fresh_S.float(),
-    )
-    if fresh_S.any():
-        sums.max_fresh_gap = max(sums.max_fresh_gap, float(gap_S[fresh_S].abs().max()))
-    return loss + 0.0 * logprobs_S.sum()
+def _one_step(
+    run: StepRun, optimizer: OptimizerSet, sequences: Sequence[TokenSequence]
+) -> tuple[FreshReport, list[float]]:
+    """The report and the norms of the gradients: one, or none where everything is masked."""
+    report = run.backward(Minibatch.of_all(sequences), None).reduced()
+    run.check(report)
+    if report.mismatched_sequences == len(sequences):
+        optimizer.clear()  # momentum and decay must not move the weights either
+        return report, []
+    return report, [_update(run.policy, optimizer, run.config, 0)]
+
+
+def _several_steps(
+    run: StepRun,
+    optimizer: OptimizerSet,
+    sequences: Sequence[TokenSequence],
+    minibatches: Sequence[Minibatch],
+) -> tuple[FreshReport, list[float]]:
+    """The report and the norms of the gradients, one for each minibatch that is not empty."""
+    start = run.start(sequences)
+    run.check(start.report)
+    norms: list[float] = []
+    for part in (minibatch.without(start.mismatched) for minibatch in minibatches):
+        if part.indices:
+            run.backward(part, start)
+            norms.append(_update(run.policy, optimizer, run.config, len(norms)))
+    return start.report, norms
+
+
+def _update(policy: PolicyModel, optimizer: OptimizerSet, config: TrainerConfig, num_before: int) -> float:
+    """One optimizer step, behind others of the same batch; returns the norm of its gradient."""
+    norm = _clip(policy, config.optimizer.max_grad_norm)
+    if math.isfinite(norm):
+        optimizer.step(1.0)
+        return norm
+    weights = "the weights are unchanged"
+    if num_before:
+        weights = (
+            f"{num_before} optimizer steps on this batch have changed the weights, which are given up with this "
+            "process; a resumed run does the batch again from the weights before it"
+        )
+    raise TrainerError(f"the gradient norm is {norm}; {weights}. Lower the learning rate, or look for bad rewards")
+
+
+def _joined(columns: Sequence[torch.Tensor], indices: Sequence[int], like_S: torch.Tensor) -> torch.Tensor:
+    """The columns of some sequences behind one another; of none, an empty one."""
+    return torch.cat([columns[index] for index in indices]) if indices else like_S.detach()
 
 
 def _clip(policy: PolicyModel, max_norm: float) -> float:
@@ -141,25 +276,15 @@ def _clip(policy: PolicyModel, max_norm: float) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def _metrics(totals: dict[str, float], norm: float) -> dict[str, float]:
-    tokens = max(totals["tokens"], 1.0)
+def _metrics(totals: dict[str, float], norms: Sequence[float]) -> dict[str, float]:
+    tokens, num_steps = max(totals["tokens"], 1.0), max(len(norms), 1)
     return {
-        "trainer/loss": totals["loss"],
-        "trainer/grad_norm": norm,
+        "trainer/loss": totals["loss"] / num_steps,
+        "trainer/grad_norm": sum(norms) / num_steps,
+        "trainer/optimizer_steps": float(len(norms)),
         "trainer/computed_tokens": totals["tokens"],
         "trainer/clipped_fraction": totals["clipped"] / tokens,
         "trainer/rejected_fraction": totals["rejected"] / tokens,
         "trainer/effective_fraction": totals["weight"] ** 2 / (tokens * max(totals["weight_squared"], 1e-12)),
         "trainer/kl_k3_nats": totals["k3"] / tokens,
-        "trainer/fresh_tokens": totals["fresh"],
-        "trainer/fresh_gap_mean_nats": totals["abs_gap"] / max(totals["fresh"], 1.0),
-        "trainer/fresh_gap_max_nats": totals["max_fresh_gap"],
     }
-
-
-def _gate_message(totals: dict[str, float], config: TrainerConfig) -> str:
-    return (
-        f"first-step gate: trainer and engine disagree by {totals['max_fresh_gap']:.2e} nats on tokens of the same "
-        f"weights (bound trainer.max_gap_nats = {config.max_gap_nats:g}). Training on this would be training on noise. "
-        "Check that both load the same model, the sampling temperature and truncation, the dtypes, and the chat format"
-    )

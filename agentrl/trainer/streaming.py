@@ -18,8 +18,8 @@ import torch
 
 from agentrl.inference.checksum import checksum_key, tensor_checksum
 from agentrl.trainer.lora import LoraLinear, adapters_of
-from agentrl.trainer.model import PolicyModel, gathered
-from agentrl.weights.experts import split_experts
+from agentrl.trainer.model import PolicyModel, gathered, saved_buffers
+from agentrl.weights.experts import ExpertNames, split_experts
 
 MOST_AT_ONCE = 2
 _ALIGNMENT = 8
@@ -37,28 +37,48 @@ class WrittenWeights:
 def whole_parameters(policy: PolicyModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Whole float32 tensors by their names in the network, adapters merged into the weights that they belong to.
 
+    Buffers that belong to the weights, such as the router biases of DeepSeek-V3, come last; nothing trains them.
     All ranks must exhaust it, since each tensor is gathered from all of them. Tied tensors appear once.
     """
     adapters = adapters_of(policy.network)
     for name, parameter in _base_parameters(policy):
         layer = adapters.get(name.removesuffix(".weight"))
         yield name, gathered(parameter) if layer is None else _merged(gathered(parameter), layer)
+    yield from saved_buffers(policy.network).items()
 
 
 def write_weights(policy: PolicyModel, parameters: Iterator[tuple[str, torch.Tensor]], path: Path) -> WrittenWeights:
     """Write whole parameters of a policy as one file of safetensors, by the names that files have. Raises OSError."""
     written = WrittenWeights()
+    names = expert_names(policy)
     pending: Future[None] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="stage") as thread, path.open("wb") as file:
         file.write(_header(policy))
         for name, whole in parameters:
             if pending is not None:
                 pending.result()
-            pending = thread.submit(_write, file, {name: whole.detach().cpu()}, written)
+            parts = split_experts({name: whole.detach().cpu()}, names)
+            pending = thread.submit(_write, file, parts, written)
+            del parts
             del whole  # else one more is alive while the next is gathered
         if pending is not None:
             pending.result()
     return written
+
+
+def file_shapes(policy: PolicyModel) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors that a file of the policy has, by their names there and in their order."""
+    inside = [*_base_parameters(policy), *saved_buffers(policy.network).items()]
+    names, shapes = expert_names(policy), {}
+    for name, tensor in inside:
+        parts = split_experts({name: torch.empty(tensor.shape, device="meta")}, names)
+        shapes |= {part: tuple(view.shape) for part, view in parts.items()}
+    return shapes
+
+
+def expert_names(policy: PolicyModel) -> ExpertNames:
+    """How files name the policy's experts."""
+    return ExpertNames.of(policy.network.config.model_type)
 
 
 def weight_checksums(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -83,21 +103,19 @@ def _header(policy: PolicyModel) -> bytes:
     """What stands at the start of a file of safetensors: the length of its JSON, and that, padded with spaces."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
-    for name, parameter in _base_parameters(policy):
-        shaped = torch.empty(parameter.shape, device="meta")
-        for part, tensor in split_experts({name: shaped}).items():
-            end = start + _ITEM_BYTES * math.prod(tensor.shape)
-            entries[part] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
-            start = end
+    for part, shape in file_shapes(policy).items():
+        end = start + _ITEM_BYTES * math.prod(shape)
+        entries[part] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+        start = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
-def _write(file: BinaryIO, whole: dict[str, torch.Tensor], written: WrittenWeights) -> None:
-    parts = split_experts(whole)
-    whole.clear()  # the thread keeps what it was called with a little longer than the call
-    for name, tensor in parts.items():
+def _write(file: BinaryIO, parts: dict[str, torch.Tensor], written: WrittenWeights) -> None:
+    tensors = dict(parts)
+    parts.clear()  # the thread keeps what it was called with a little longer than the call
+    for name, tensor in tensors.items():
         plain = tensor.contiguous()
         file.write(plain.view(-1).view(torch.uint8).numpy().data)
         written.checksums |= weight_checksums({name: plain})

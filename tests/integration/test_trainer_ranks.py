@@ -23,7 +23,7 @@ import trainer_worker
 from safetensors.torch import load_file
 from trainer_worker import ChangingRank
 
-from agentrl.algorithms.config import AlgorithmConfig, TisConfig
+from agentrl.algorithms.config import AlgorithmConfig, PpoConfig, TisConfig
 from agentrl.process.remote import ChildProcess
 from agentrl.testing.builders import build_episode, build_ticket
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig, TrainerDeadlines
@@ -39,15 +39,27 @@ FIRST = PolicyVersion(0, 0)
 OPTIMIZERS = {
     "adamw": OptimizerConfig(kind="adamw", learning_rate=1e-4, weight_decay=0.1),
     "sgd": OptimizerConfig(kind="sgd", learning_rate=0.1, max_grad_norm=0.5),
-    "adaptive_sgd": OptimizerConfig(kind="adaptive_sgd", learning_rate=1.0, momentum=0.1, max_grad_norm=0.5),
     "muon": OptimizerConfig(kind="muon", learning_rate=1e-3, rest_learning_rate=1e-4),
 }
 ALGORITHM = AlgorithmConfig(correction=TisConfig(level="turn"))
+NARROW = PpoConfig(clip_low=0.002, clip_high=0.003)
+# Each with one optimizer step a batch, and one with six, some of which have nothing to learn.
+SETTINGS = {
+    **{kind: (optimizer, ALGORITHM) for kind, optimizer in OPTIMIZERS.items()},
+    "minibatches": (
+        OptimizerConfig(kind="sgd", learning_rate=0.1, max_grad_norm=0.5),
+        ALGORITHM.model_copy(update={"loss": NARROW, "minibatches": 3, "epochs": 2}),
+    ),
+}
 
 
 def config_of(kind: str) -> TrainerConfig:
     # The behaviour log-probabilities of these batches are made up; the gate has tests of its own.
-    return TrainerConfig(optimizer=OPTIMIZERS[kind], micro_batch_tokens=24, max_gap_nats=100.0)
+    return TrainerConfig(optimizer=SETTINGS[kind][0], micro_batch_tokens=24, max_gap_nats=3.0)
+
+
+def arguments_of(kind: str) -> tuple[dict, dict]:
+    return config_of(kind).model_dump(), SETTINGS[kind][1].model_dump()
 
 
 def batch_of(step: int, *groups: tuple[float, ...]) -> TrainBatch:
@@ -66,8 +78,21 @@ def batch_of(step: int, *groups: tuple[float, ...]) -> TrainBatch:
     return TrainBatch("main", PolicyVersion(0, step), tuple(episodes))
 
 
+def with_foreign_answer(batch: TrainBatch) -> TrainBatch:
+    """The batch whose first episode has tokens that the engine was sure of and the trainer is not."""
+    (trained,) = batch.episodes[0].trajectories
+    logprobs = np.where(trained.loss_mask, -0.01, 0).astype(np.float32)
+    foreign = dataclasses.replace(trained, trajectory=dataclasses.replace(trained.trajectory, logprobs=logprobs))
+    first = dataclasses.replace(batch.episodes[0], trajectories=(foreign,))
+    return dataclasses.replace(batch, episodes=(first, *batch.episodes[1:]))
+
+
 # The second batch has one sequence to learn from: a second rank has nothing to do.
-BATCHES = [batch_of(0, (1.0, 0.0, 0.0, 0.5), (0.0, 1.0)), batch_of(1, (1.0,), (0.3, 0.3))]
+BATCHES = [
+    batch_of(0, (1.0, 0.0, 0.0, 0.5), (0.0, 1.0)),
+    batch_of(1, (1.0,), (0.3, 0.3)),
+    with_foreign_answer(batch_of(2, (1.0, 0.0, 0.0, 0.5), (0.0, 1.0))),
+]
 BATCHES[1] = dataclasses.replace(
     BATCHES[1],
     episodes=(*BATCHES[1].episodes, dataclasses.replace(BATCHES[1].episodes[0], reward=0.0, trajectories=())),
@@ -94,6 +119,7 @@ class Day:
 
     reports: dict[str, list[StepReport]] = field(default_factory=dict)
     weights: dict[str, Weights] = field(default_factory=dict)
+    masked: dict[str, Weights] = field(default_factory=dict)
     continued: dict[str, Weights] = field(default_factory=dict)
     checkpoints: dict[str, Path] = field(default_factory=dict)
     error: BaseException | None = None
@@ -101,8 +127,9 @@ class Day:
 
 
 async def become(ranks: list[ChildProcess], kind: str) -> None:
-    arguments = config_of(kind).model_dump(), ALGORITHM.model_dump()
-    await asyncio.gather(*(r.call("become", *arguments, result=type(None), deadline_s=200) for r in ranks))
+    await asyncio.gather(
+        *(r.call("become", *arguments_of(kind), None, result=type(None), deadline_s=200) for r in ranks)
+    )
 
 
 async def step_of_restored(handle: TrainerHandle, ranks: list[ChildProcess], kind: str, checkpoint: Path) -> None:
@@ -120,7 +147,7 @@ async def live(model: Path, folder: Path) -> Day:
     handle, day = TrainerHandle("main", config_of("adamw"), ranks), Day()
     try:
         await asyncio.gather(*(rank.call("load", result=dict[str, int], deadline_s=200) for rank in ranks))
-        for kind in OPTIMIZERS:
+        for kind in SETTINGS:
             await become(ranks, kind)
             day.checkpoints[kind] = folder / f"{kind}-checkpoint"
             day.reports[kind] = [await handle.step(BATCHES[0])]
@@ -128,6 +155,9 @@ async def live(model: Path, folder: Path) -> Day:
             day.reports[kind].append(await handle.step(BATCHES[1]))
             manifest = await handle.stage(PolicyVersion(0, 2), folder / kind)
             day.weights[kind] = load_file(Path(manifest.path) / "model.safetensors")
+            day.reports[kind].append(await handle.step(BATCHES[2]))
+            manifest = await handle.stage(PolicyVersion(0, 3), folder / f"{kind}-masked")
+            day.masked[kind] = load_file(Path(manifest.path) / "model.safetensors")
             await step_of_restored(handle, ranks, kind, day.checkpoints[kind])
             manifest = await handle.stage(PolicyVersion(0, 1), folder / f"{kind}-continued")
             day.continued[kind] = load_file(Path(manifest.path) / "model.safetensors")
@@ -167,31 +197,42 @@ def assert_close(mine: Weights, other: Weights) -> None:
         torch.testing.assert_close(mine[name], other[name], rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_two_ranks_compute_the_losses_and_weights_of_one(kind, day, single, tiny_model, tmp_path):
-    single.become(config_of(kind).model_dump(), ALGORITHM.model_dump())
+    single.become(*arguments_of(kind))
     for batch, theirs in zip(BATCHES, day.reports[kind], strict=True):
+        if batch is BATCHES[2]:
+            assert_close(day.weights[kind], weights_of(single, PolicyVersion(0, 2), tmp_path / "weights"))
         mine = single.step(batch)
         assert theirs.version == mine.version
         names = [name for name in mine.metrics if not name.startswith("time/") and not name.endswith("_per_s")]
         assert len(names) > 8
+        assert mine.metrics["trainer/mismatched_sequences"] == (batch is BATCHES[2])
         for name in names:
             assert theirs.metrics[name] == pytest.approx(mine.metrics[name], rel=1e-4, abs=1e-5), name
-    weights = weights_of(single, PolicyVersion(0, 2), tmp_path / "weights")
-    assert_close(day.weights[kind], weights)
+    weights = weights_of(single, PolicyVersion(0, 3), tmp_path / "masked")
+    assert_close(day.masked[kind], weights)
     start = load_file(tiny_model / "model.safetensors")
     assert max(float((weights[name] - start[name]).abs().max()) for name in weights) > 1e-4
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_six_optimizer_steps_are_clipped_and_counted(day):
+    first, second, third = (report.metrics for report in day.reports["minibatches"])
+    assert [m["trainer/optimizer_steps"] + m["trainer/skipped_minibatches"] for m in (first, second, third)] == [6] * 3
+    assert first["trainer/optimizer_steps"] == 6
+    assert second["trainer/optimizer_steps"] == 2, "one episode to learn from, in two epochs"
+    assert first["trainer/clipped_fraction"] > 0
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_two_ranks_go_on_from_a_checkpoint_to_the_last_bit(kind, day):
     assert day.weights[kind].keys() == day.continued[kind].keys()
     assert all(torch.equal(tensor, day.continued[kind][name]) for name, tensor in day.weights[kind].items())
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_one_rank_goes_on_from_the_checkpoint_of_two(kind, day, single, tmp_path):
-    single.become(config_of(kind).model_dump(), ALGORITHM.model_dump())
+    single.become(*arguments_of(kind))
     single.restore(str(day.checkpoints[kind]))
     single.step(dataclasses.replace(BATCHES[1], version=FIRST))
     assert_close(day.weights[kind], weights_of(single, PolicyVersion(0, 1), tmp_path / "weights"))
@@ -215,7 +256,7 @@ async def test_a_missing_model_folder_is_a_configuration_error(tmp_path):
 async def test_a_started_trainer_steps_until_a_call_fails_and_then_is_gone(tiny_model, tmp_path, single):
     handle = await start(tiny_model, tmp_path)
     try:
-        single.become(config_of("sgd").model_dump(), ALGORITHM.model_dump())
+        single.become(*arguments_of("sgd"))
         report = await handle.step(BATCHES[0])
         assert report.metrics["trainer/loss"] == pytest.approx(
             single.step(BATCHES[0]).metrics["trainer/loss"], abs=1e-6

@@ -1,4 +1,4 @@
-"""A trainer rank that can take up another algorithm and optimizer without a new process."""
+"""A trainer rank that can take up another model, algorithm and optimizer without a new process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from agentrl.trainer.rank import RankSpec, TrainerRank
 class ChangingRank(TrainerRank):
     """As fresh from `load` after each `become`."""
 
-    def become(self, trainer: dict, algorithm: dict) -> None:
+    def become(self, trainer: dict, algorithm: dict, model: str | None = None) -> None:
+        if model is not None:
+            self._spec = msgspec.structs.replace(self._spec, model=model)
         self._config = TrainerConfig.model_validate(trainer)
         self._algorithm = AlgorithmConfig.model_validate(algorithm)
         self._version, self._is_unproven = self._spec.version, True

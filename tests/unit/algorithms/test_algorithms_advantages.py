@@ -28,15 +28,44 @@ def naive(rewards: list[float], groups: list[int], kind: str) -> list[float]:
             others = [r for j, r in enumerate(rewards) if groups[j] == groups[i] and j != i]
             out.append(reward - sum(others) / len(others) if others else 0.0)
         else:
-            std = math.sqrt(sum((r - mean) ** 2 for r in mine) / len(mine))
-            out.append((reward - mean) / std if std > 1e-6 else 0.0)
+            std = math.sqrt(sum((r - mean) ** 2 for r in mine) / max(len(mine) - 1, 1))
+            out.append((reward - mean) / (std + 1e-4))
     return out
 
 
 def test_grpo_by_hand():
-    # Mean 1/4, deviation sqrt(3)/4: one win among four is worth sqrt(3), a loss -1/sqrt(3).
-    expected = [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]
-    assert advantages([1.0, 0.0, 0.0, 0.0], [7, 7, 7, 7], "grpo") == pytest.approx(expected)
+    # Mean 1/4; squares of 9/16 and three times 1/16 make 3/4, over three 1/4: a deviation of 1/2.
+    expected = [0.75 / 0.5001, -0.25 / 0.5001, -0.25 / 0.5001, -0.25 / 0.5001]
+    assert advantages([1.0, 0.0, 0.0, 0.0], [7, 7, 7, 7], "grpo") == pytest.approx(expected, rel=1e-6)
+    assert expected[:2] == pytest.approx([1.4997, -0.4999], abs=1e-6)
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 0.0], [0.3, 0.7, 0.1], [2.0, 5.0]])
+def test_grpo_is_the_formula_of_peers_on_the_sample_deviation(rewards):
+    """TRL divides by torch.std + 1e-4, verl by torch.std + 1e-6; both deviations are over G - 1."""
+    centred = torch.tensor(rewards) - torch.tensor(rewards).mean()
+    trl, verl = (centred / (torch.tensor(rewards).std() + epsilon) for epsilon in (1e-4, 1e-6))
+    mine = advantages(rewards, [0] * len(rewards), "grpo")
+    assert mine == pytest.approx(trl.tolist(), rel=1e-5)
+    assert mine == pytest.approx(verl.tolist(), rel=1e-3)
+
+
+def test_rewards_that_nearly_agree_have_small_advantages():
+    # Deviation 3e-6 / sqrt(2) = 2.12e-6: 1.5e-6 over 1.0212e-4.
+    assert advantages([0.0, 3e-6], [0, 0], "grpo") == pytest.approx([-0.014688, 0.014688], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.lists(st.floats(0, 3e-6), min_size=1, max_size=16))
+def test_rewards_within_a_few_millionths_never_have_advantages_above_one(kind, rewards):
+    assert max(map(abs, advantages([1.0 + r for r in rewards], [0] * len(rewards), kind))) < 0.2
+
+
+def test_a_failed_sibling_is_absent_from_mean_and_deviation():
+    # Of three, the third failed for no fault of the policy and is not in the batch. As a 0 it would be a reward.
+    two, with_zero = advantages([1.0, 0.0], [0, 0], "grpo"), advantages([1.0, 0.0, 0.0], [0, 0, 0], "grpo")
+    assert two == pytest.approx([0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)])
+    assert with_zero[0] > 1.1 > two[0]
 
 
 def test_dr_grpo_by_hand():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agentrl.algorithms.logprobs import chunked_logprobs
+from agentrl.algorithms import logprobs as subject
 
 ROWS, HIDDEN, VOCABULARY = 7, 5, 11
 
@@ -16,6 +16,14 @@ def draw(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[torch.Tenso
     hidden = torch.randn(ROWS, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
     head = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=dtype, requires_grad=True)
     return hidden, head, torch.randint(0, VOCABULARY, (ROWS,), generator=generator)
+
+
+def chunked_logprobs(hidden, head, targets, temperature, chunk_tokens, kept=None) -> torch.Tensor:
+    def head_logits(hidden_CH: torch.Tensor) -> torch.Tensor:
+        logits_CV = torch.nn.functional.linear(hidden_CH, head)
+        return logits_CV.float() if logits_CV.dtype is torch.bfloat16 else logits_CV
+
+    return subject.chunked_logprobs(hidden, head_logits, targets, temperature, chunk_tokens, kept)
 
 
 def kept_sets(targets: torch.Tensor) -> list[list[int]]:
@@ -128,8 +136,12 @@ def test_low_precision_is_raised_before_the_softmax():
     torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0])
 
 
-def test_no_rows_have_no_log_probabilities():
-    _, head, _ = draw(dtype=torch.float32)
-    none = chunked_logprobs(torch.zeros(0, HIDDEN), head, torch.zeros(0, dtype=torch.int64), 1.0, 3)
+@pytest.mark.parametrize("truncated", [False, True])
+def test_no_rows_have_no_log_probabilities_and_a_gradient_of_zero(truncated):
+    hidden, head, _ = draw(dtype=torch.float32)
+    kept = (torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)) if truncated else None
+    none = chunked_logprobs(hidden[:0], head, torch.zeros(0, dtype=torch.int64), 1.0, 3, kept)
     assert none.shape == (0,)
     assert none.dtype is torch.float32
+    for gradient, of in zip(torch.autograd.grad(none.sum(), (hidden, head)), (hidden, head), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(of))

@@ -96,7 +96,8 @@ def naive(config, now: float, before: float, advantage: float) -> float:
 @pytest.mark.parametrize("config", [PpoConfig(proximal="behaviour"), CispoConfig(), DppoConfig()])
 @given(TOKENS)
 def test_losses_equal_a_naive_loop(config, tokens):
-    losses = token_loss(*columns(tokens), config)
+    now, before, advantages = columns(tokens)
+    losses = token_loss(now, before, now.detach(), advantages, config)
     assert losses.loss_S.tolist() == pytest.approx([naive(config, *token) for token in tokens], rel=1e-4, abs=1e-5)
 
 
@@ -104,15 +105,17 @@ def test_losses_equal_a_naive_loop(config, tokens):
 @given(st.lists(st.floats(-4, -0.01), min_size=1, max_size=6), st.floats(-2, 2))
 def test_on_policy_every_loss_has_the_gradient_of_reinforce(config, logprobs, advantage):
     now = torch.tensor(logprobs, requires_grad=True)
-    losses = token_loss(now, now.detach().clone(), torch.full((len(logprobs),), advantage), config)
+    same = now.detach().clone()
+    losses = token_loss(now, same, same, torch.full((len(logprobs),), advantage), config)
     assert not losses.clipped_S.any()
     assert gradient(losses.loss_S, now) == pytest.approx([-advantage] * len(logprobs), rel=1e-5, abs=1e-6)
 
 
 @given(TOKENS)
-def test_decoupled_ppo_takes_its_ratio_against_the_policy_at_the_start_of_the_step(tokens):
+def test_decoupled_ppo_at_its_proximal_policy_clips_nothing(tokens):
     now, before, advantages = columns(tokens)
-    losses = token_loss(now, before, advantages, PpoConfig(proximal="recomputed"))
+    losses = token_loss(now, before, now.detach(), advantages, PpoConfig(proximal="recomputed"))
+    assert not losses.clipped_S.any()
     assert losses.loss_S.tolist() == pytest.approx([-a for a in advantages.tolist()])
     assert gradient(losses.loss_S, now) == pytest.approx([-a for a in advantages.tolist()])
 
@@ -121,7 +124,7 @@ def test_decoupled_ppo_takes_its_ratio_against_the_policy_at_the_start_of_the_st
 @given(TOKENS)
 def test_a_loss_that_claims_to_vanish_without_advantage_has_no_gradient_there(config, tokens):
     now, before, advantages = columns([(n, b, 0.0) for n, b, _ in tokens])
-    slopes = gradient(token_loss(now, before, advantages, config).loss_S, now)
+    slopes = gradient(token_loss(now, before, now.detach(), advantages, config).loss_S, now)
     is_moved = any(abs(n - b) > 1e-3 for n, b, _ in tokens)
     if vanishes_without_advantage(config):
         assert slopes == [0.0] * len(tokens)

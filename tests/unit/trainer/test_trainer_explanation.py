@@ -68,6 +68,7 @@ def test_each_token_has_the_log_probability_of_the_weights_before_the_step(rank,
             expected = plain_logprobs(network, trained.trajectory.token_ids, selected).numpy()
         assert of_it.logprobs == pytest.approx(expected, abs=1e-5)
         assert of_it.ratios == pytest.approx(np.exp(expected - trained.trajectory.logprobs[selected]), rel=1e-4)
+        assert (of_it.proximal_ratios == 1).all(), "the weights before the step are those before its only update"
         compared += len(selected)
     assert compared == explained.report.metrics["trainer/computed_tokens"] > 10
 
@@ -83,7 +84,7 @@ def test_fates_add_up_to_what_the_step_reports(rank, batch):
 
 def test_episodes_without_advantage_are_explained_by_nothing(rank, batch):
     explained = rank.explain_step(batch)
-    assert explained.advantages[0] == pytest.approx(math.sqrt(2))
+    assert explained.advantages[0] == pytest.approx((2 / 3) / (math.sqrt(1 / 3) + 1e-4))
     assert explained.advantages[-2:] == (0.0, 0.0)
     assert [terms for episode in explained.terms[-2:] for terms in episode] == [None, None]
     assert None not in [terms for episode in explained.terms[:-2] for terms in episode]

@@ -54,9 +54,9 @@ def plain_advantages(batch: TrainBatch, kind: str) -> list[float]:
     for episode in batch.episodes:
         mine = [e.reward for e in batch.episodes if e.group == episode.group]
         mean = sum(mine) / len(mine)
-        std = math.sqrt(sum((r - mean) ** 2 for r in mine) / len(mine))
+        std = math.sqrt(sum((r - mean) ** 2 for r in mine) / (len(mine) - 1))
         centred = episode.reward - mean
-        scaled = {"dr_grpo": centred, "grpo": centred / std if std else 0.0}
+        scaled = {"dr_grpo": centred, "grpo": centred / (std + 1e-4)}
         out.append({**scaled, "leave_one_out": centred * len(mine) / (len(mine) - 1)}[kind])
     return out
 
@@ -185,7 +185,7 @@ def test_branches_give_the_loss_and_gradient_of_their_nodes(aggregation, tiny_mo
     rng = np.random.default_rng(3)
     branched = branched_episode(network, rng, "e0")
     linear = make_trajectory(network, rng, noise=0.5)
-    batch = batch_of([[(1.0, build_trajectories(branched)), (0.0, [linear])]])
+    batch = batch_of([[(1.0, build_trajectories(branched)), (0.0, [linear])]], staleness=1)
     algorithm = TOKEN_TIS.model_copy(update={"aggregation": aggregation})
     selected = np.flatnonzero(linear.sampled)
     now = plain_logprobs(network, linear.token_ids, selected)

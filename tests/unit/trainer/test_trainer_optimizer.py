@@ -7,7 +7,7 @@ import torch
 from trainer_reference import plain_network
 
 from agentrl.trainer.config import OptimizerConfig
-from agentrl.trainer.optimizer import AdaptiveSGD, Muon, OptimizerSet
+from agentrl.trainer.optimizer import Muon, OptimizerSet
 
 
 def matrix(rows: int, columns: int, seed: int = 0) -> torch.nn.Parameter:
@@ -128,56 +128,3 @@ def test_the_scale_of_the_learning_rate_does_not_pile_up():
         module.weight.grad = torch.tensor([[1.0]])
         optimizer.step(scale)
     assert module.weight.item() == pytest.approx(-2.0)
-
-
-def adaptive_path(gradients: list[torch.Tensor], momentum: float, lr: float = 1.0) -> list[torch.Tensor]:
-    """Where a parameter stands after each gradient, from zero."""
-    parameter = torch.nn.Parameter(torch.zeros_like(gradients[0]))
-    optimizer = AdaptiveSGD([parameter], lr=lr, momentum=momentum)
-    places = []
-    for gradient in gradients:
-        parameter.grad = gradient.clone()
-        optimizer.step()
-        places.append(parameter.detach().clone())
-    return places
-
-
-def test_adaptive_sgd_goes_at_full_rate_where_gradients_agree_by_hand():
-    # Momenta of equal gradients g at 0.5: g, 1.5 g, 1.75 g. The first step cannot tell signal from noise.
-    gradient = torch.tensor([2.0, -4.0])
-    places = adaptive_path([gradient] * 3, momentum=0.5, lr=0.1)
-    for place, moved in zip(places, (0.0, 1.5, 1.5 + 1.75), strict=True):
-        torch.testing.assert_close(place, -0.1 * moved * gradient)
-
-
-def test_adaptive_sgd_takes_the_share_of_signal_by_hand():
-    # Gradients (1, 0) and (0, 1) at 0.5: momentum (.5, 1), averaged (1/3, 2/3), of squared norm 5/9; mean square 1.
-    # Of noise alone it would be .5 * 1.25 / (1.5 * .75) = 5/9 as well: the share is 0. With (1, 0) and (1, 1) the
-    # momentum is (1.5, 1), averaged (1, 2/3), 13/9; the mean square is (.25 * 1 + .5 * 2) / .75 = 5/3; rho 13/15.
-    across = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
-    torch.testing.assert_close(adaptive_path(across, momentum=0.5)[-1], torch.zeros(2))
-    partly = [torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])]
-    share = (13 / 15 - 5 / 9) / (1 - 5 / 9)
-    torch.testing.assert_close(adaptive_path(partly, momentum=0.5)[-1], -share * torch.tensor([1.5, 1.0]))
-
-
-def test_adaptive_sgd_hardly_moves_on_noise_and_moves_on_a_signal_within_it():
-    generator = torch.Generator().manual_seed(0)
-    noise = [torch.randn(1000, generator=generator) for _ in range(200)]
-    plain = torch.zeros(1000)
-    momentum = torch.zeros(1000)
-    for gradient in noise:
-        momentum = 0.9 * momentum + gradient
-        plain -= momentum
-    assert adaptive_path(noise, momentum=0.9)[-1].norm() < 0.05 * plain.norm()
-    signal = [gradient + 1.0 for gradient in noise]
-    assert -adaptive_path(signal, momentum=0.9)[-1].mean() > 0.4 * 200 * 10
-
-
-def test_adaptive_sgd_without_a_gradient_stays():
-    torch.testing.assert_close(adaptive_path([torch.zeros(3)] * 3, momentum=0.9)[-1], torch.zeros(3))
-
-
-def test_adaptive_sgd_needs_momentum():
-    with pytest.raises(ValueError, match="must be above 0"):
-        OptimizerConfig(kind="adaptive_sgd", momentum=0.0)

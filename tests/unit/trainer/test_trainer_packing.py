@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -112,7 +113,7 @@ def test_a_row_of_nothing_is_one_token_outside_the_loss():
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
 def test_unpacking_a_row_and_packing_it_again_changes_nothing(lengths):
-    layout = pack([sequence(list(range(n)), []) for n in lengths], "cpu").layout
+    layout = pack([sequence([100 * i + k for k in range(n)], []) for i, n in enumerate(lengths)], "cpu").layout
     row = torch.arange(100, 100 + sum(lengths))
     table = row[layout.gather_NL]
     assert table.shape == (len(lengths), max(lengths))
@@ -126,7 +127,7 @@ def test_unpacking_a_row_and_packing_it_again_changes_nothing(lengths):
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_packed_attention_equals_a_naive_loop_over_sequences(key_heads):
     lengths, heads, width = [3, 1, 5], 4, 6
-    layout = pack([sequence(list(range(n)), []) for n in lengths], "cpu").layout
+    layout = pack([sequence([100 * i + k for k in range(n)], []) for i, n in enumerate(lengths)], "cpu").layout
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, heads, 9, width, generator=generator)
     key, value = (torch.randn(1, key_heads, 9, width, generator=generator) for _ in range(2))
@@ -138,3 +139,42 @@ def test_packed_attention_equals_a_naive_loop_over_sequences(key_heads):
             scores = torch.stack([query[0, head, at] @ key[0, source, j] * 0.3 for j in range(start, at + 1)])
             right = scores.softmax(0) @ value[0, source, start : at + 1]
             torch.testing.assert_close(output[0, at, head], right, rtol=1e-5, atol=1e-6)
+
+
+def test_a_common_prefix_is_in_the_row_once_by_hand():
+    batch = pack([sequence([5, 6, 7], [1, 2]), sequence([5, 8], [1]), sequence([5, 6, 7], [2])], "cpu")
+    assert batch.input_ids_T.tolist() == [5, 6, 7, 8]
+    assert batch.position_ids_T.tolist() == [0, 1, 2, 1]
+    assert batch.layout.gather_NL.tolist() == [[0, 1, 2], [0, 3, 0], [0, 1, 2]]
+    assert batch.sources_S.tolist() == [0, 1, 0, 1]
+    assert batch.targets_S.tolist() == [6, 7, 8, 7]
+    assert batch.sequences_S.tolist() == [0, 0, 1, 2]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12))
+def test_a_row_has_a_token_for_every_node_of_the_tree_of_prefixes(ids):
+    batch = pack([sequence(row, list(range(1, len(row)))) for row in ids], "cpu")
+    prefixes = {tuple(row[: n + 1]) for row in ids for n in range(len(row))}
+    assert batch.num_tokens == len(prefixes)
+    table = batch.input_ids_T[batch.layout.gather_NL]
+    assert [line[: len(row)].tolist() for line, row in zip(table, ids, strict=True)] == ids
+    positions = batch.position_ids_T[batch.layout.gather_NL]
+    assert [line[: len(row)].tolist() for line, row in zip(positions, ids, strict=True)] == [
+        list(range(len(row))) for row in ids
+    ]
+    assert batch.targets_S.tolist() == [token for row in ids for token in row[1:]]
+    assert batch.input_ids_T[batch.sources_S].tolist() == [token for row in ids for token in row[:-1]]
+    chosen = batch.layout.gather_NL.flatten()[batch.layout.scatter_T]
+    assert chosen.tolist() == list(range(batch.num_tokens)), "each token is taken from a sequence that has it"
+
+
+def test_tokens_with_other_experts_are_not_the_same():
+    def routed(experts: list[int] | None) -> TokenSequence:
+        column = None if experts is None else np.asarray(experts, np.int16)[:, None, None]
+        return dataclasses.replace(sequence([5, 6, 7], [2]), routed_experts=column)
+
+    batch = pack([routed([0, 1, 1]), routed([0, 1, 2]), routed([0, 2, 2]), routed(None)], "cpu")
+    assert batch.num_tokens == 9
+    experts = torch.cat([batch.layout.experts_TK[0], torch.tensor([[-1]])])
+    table = experts[batch.layout.gather_NL][..., 0]
+    assert table.tolist() == [[0, 1, 1], [0, 1, 2], [0, 2, 2], [-1, -1, -1]]

@@ -118,3 +118,13 @@ def test_recorded_experts_end_with_the_last_token_in_the_loss():
     mask = whole.sampled & (whole.turns == 0)
     (first, _) = select_sequences(batch(episode(0, 1.0, whole, mask=mask), episode(0, 0.0, trajectory())), DR)
     assert first.routed_experts[:, 0, 0].tolist() == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_only_fresh_tokens_have_staleness_zero():
+    """Drawn by the weights of the batch from an older cache, or by weights of another epoch, a token is not fresh."""
+    plain = trajectory([(4, 0), (2, 1)])
+    staleness = np.asarray([0, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0])
+    fresh = plain.sampled & (np.arange(11) > 5)
+    trained = (TrainTrajectory(plain, plain.sampled, staleness, fresh),)
+    chosen = select_sequences(batch(TrainEpisode("e", 0, 1.0, trained), episode(0, 0.0, plain)), DR)
+    assert chosen[0].staleness.tolist() == [2, 2, 1, 0, 0, 0]

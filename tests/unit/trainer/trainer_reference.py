@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,15 +67,20 @@ def make_trajectory(
     noise: float = 0.0,
     temperature: float = 1.0,
     kept_size: int | None = None,
+    prompt: Sequence[int] = (),
 ) -> Trajectory:
-    """Prompt, one to three replies of one to five tokens, a context token behind each; sampled by the network."""
-    turns = [NOT_SAMPLED] * int(rng.integers(2, 6))
+    """Prompt, one to three replies of one to five tokens, a context token behind each; sampled by the network.
+
+    Behind what is given of the prompt come two to five tokens more.
+    """
+    turns = [NOT_SAMPLED] * (len(prompt) + int(rng.integers(2, 6)))
     for turn in range(int(rng.integers(1, 4))):
         turns += [turn] * int(rng.integers(1, 6)) + [NOT_SAMPLED]
     turns_L = np.asarray(turns, np.int16)
     selected = np.flatnonzero(turns_L != NOT_SAMPLED)
     vocabulary = network.config.vocab_size
     token_ids = rng.integers(0, vocabulary, len(turns_L)).astype(np.int32)
+    token_ids[: len(prompt)] = prompt
     sets = None
     if kept_size is not None:
         sets = [sorted({int(token_ids[i]), *rng.integers(0, vocabulary, kept_size).tolist()}) for i in selected]
@@ -100,12 +106,19 @@ def make_batch(
     network: PreTrainedModel,
     seed: int = 0,
     rewards: Sequence[Sequence[float]] = REWARDS,
-    staleness: int = 0,
-    **options: float,
+    staleness: int | None = None,
+    **options: Any,
 ) -> TrainBatch:
+    """All episodes begin with the same tokens, and those of a group with the same prompt.
+
+    With noise, as if another policy had sampled, tokens are a step old unless it is said otherwise.
+    """
     rng = np.random.default_rng(seed)
-    groups = [[(reward, [make_trajectory(network, rng, **options)]) for reward in group] for group in rewards]
-    return batch_of(groups, staleness)
+    groups = []
+    for group in rewards:
+        prompt = [7, 1, 4, *rng.integers(0, network.config.vocab_size, 4).tolist()]
+        groups.append([(reward, [make_trajectory(network, rng, prompt=prompt, **options)]) for reward in group])
+    return batch_of(groups, int("noise" in options) if staleness is None else staleness)
 
 
 def mask_tokens(batch: TrainBatch, share: float) -> TrainBatch:
