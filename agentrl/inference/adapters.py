@@ -19,9 +19,9 @@ class Adapter:
 _PREFIX = "adapter-"
 
 
-def adapter_name(version: PolicyVersion) -> str:
-    """The name of a version's adapter. Example: ``adapter-0.7``."""
-    return f"{_PREFIX}{version}"
+def adapter_name(label: PolicyVersion | str) -> str:
+    """The name of a version's adapter, with its run's mark if it has one. Example: ``adapter-0.7``."""
+    return f"{_PREFIX}{label}"
 
 
 def is_adapter_name(name: str) -> bool:

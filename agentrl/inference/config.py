@@ -32,7 +32,8 @@ class FleetConfig(ConfigModel):
     dead_s: Annotated[float, Field(gt=0)] = 20.0
     """Seconds without an answer after which its requests go elsewhere and it is started anew."""
     wait_s: Annotated[float, Field(gt=0)] = 180.0
-    """Seconds that a request, or a publication, waits while no engine serves; longer than an engine's start."""
+    """Seconds that a request, or a publication, waits while no engine serves; at least as long as an engine may take to
+    come back (engine.start_s)."""
 
 
 class EmbeddedEngineConfig(ConfigModel):
@@ -79,6 +80,8 @@ class SGLangEngineConfig(ConfigModel):
 class AttachedEngineConfig(ConfigModel):
     """Engines that run already, SGLang or embedded; a run brings them its first weights before it uses them.
 
+    A run takes an engine by a mark in the label of its weights, which it removes when it ends. An engine with another
+    run's mark is refused; a run that is resumed knows its own.
     With `publish.transport.kind = "adapter"` they must hold the base weights already, which is proven.
     """
 
@@ -90,6 +93,9 @@ class AttachedEngineConfig(ConfigModel):
     """Environment variable with the engines' bearer token."""
     start_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds for the engines to answer, at the start and after they were lost."""
+    take_over: str | None = None
+    """Mark of a run that was killed and will not be resumed: engines that still bear it are taken. The refusal of such
+    an engine says what to put here."""
 
 
 StartedEngineConfig = EmbeddedEngineConfig | SGLangEngineConfig

@@ -43,7 +43,8 @@ class Member:
     `served` are the versions that receipts have proven, oldest first. `proving` is the version between a
     swap and its receipt; a reply that holds it waits for `proof`. `gone` is done when replies can no
     longer come. `turn` is held by whoever changes the engine's weights; `phase` is what the publisher does
-    there, or failed at, until a receipt has come.
+    there, or failed at, until a receipt has come. `proofs` counts receipts: an engine that gave one since a request
+    failed there is as good as another engine.
     """
 
     engine: Engine
@@ -54,6 +55,7 @@ class Member:
     proof: asyncio.Event = field(default_factory=asyncio.Event)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     phase: str = ""
+    proofs: int = 0
     _gone: asyncio.Future[None] | None = None
 
     @property
@@ -96,11 +98,14 @@ class Member:
 class Fleet:
     """Registry of one policy's engines; every change of state goes through it and wakes who waits.
 
+    `newest` is the version that was published last; an engine that missed it does not serve.
+
     Example: ``Fleet([client_a, client_b], PolicyVersion(0, 0))`` starts with both healthy at 0.0.
     """
 
     def __init__(self, engines: Iterable[Engine], version: PolicyVersion) -> None:
         self.members = {e.name: Member(e, EngineState.HEALTHY, served=[version]) for e in engines}
+        self.newest = version
         self._changed = asyncio.Event()
 
     @property
@@ -133,9 +138,14 @@ class Fleet:
             self._move(self.members[name], EngineState.SUSPECT, reason)
 
     def clear_suspicion(self, name: str) -> None:
-        """The engine answers again, and it serves what it served."""
-        if self.members[name].state is EngineState.SUSPECT:
-            self._move(self.members[name], EngineState.HEALTHY, "")
+        """The engine answers again, and it serves what it served; it is stale if that is no longer the newest."""
+        member = self.members[name]
+        if member.state is not EngineState.SUSPECT:
+            return
+        if member.version == self.newest:
+            self._move(member, EngineState.HEALTHY, "")
+        else:
+            self._move(member, EngineState.STALE, f"missed version {self.newest} while it was suspect")
 
     def dead(self, name: str, reason: str) -> None:
         """No reply comes from it any more; its requests go elsewhere from their tokens."""
@@ -161,6 +171,7 @@ class Fleet:
         if member.proving is not None:
             member.served = [*member.served, member.proving][-_KEPT_VERSIONS:]
         member.phase = ""
+        member.proofs += 1
         self._end_proof(member)
         if member.state is not EngineState.DEAD:
             member.unbury()

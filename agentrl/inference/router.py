@@ -7,12 +7,16 @@ from collections import Counter, OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 
+from agentrl.inference.attempts import Attempts, Cause
 from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import Engine
-from agentrl.types.errors import Boundary, EngineError, EpisodeError
+from agentrl.types.errors import Boundary, EngineBusyError, EngineError, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion
 
+_CAUSES = {"unreachable": Cause.DROPPED, "engine.identity": Cause.MISDELIVERED, "busy": Cause.BUSY}
+_MISDELIVERIES = 3
+_SHORTEST_REST_S = 0.05
 _PREFIX_TOKENS = 256
 _KEPT_PREFIXES = 4096
 _PREFIX_SLACK = 2  # requests more than the least loaded engine has, and a shared prefix is still worth it
@@ -21,20 +25,21 @@ _PREFIX_SLACK = 2  # requests more than the least loaded engine has, and a share
 class EngineRouter:
     """Sends each session to one engine: the least loaded when it begins, or one that knows its prompt.
 
-    An engine that does not serve gets no request; its sessions go on elsewhere from their tokens. A
-    request that an engine dropped without an answer, or answered under a version that nobody has proven
-    (the publish fence), is sent again, once to each engine: nothing of it was committed. The first kind
-    is counted in `regenerated`, the second also in `fenced`; replies that an abort cut short are counted in
-    `interrupted`. Of an answer that was lost nobody knows how long it was: it counts for as many tokens as the one
-    that came in its place. With no engine left to try, a request waits `wait_s` for one to come back.
+    An engine that does not serve gets no request; its sessions go on elsewhere from their tokens. A request whose
+    answer cannot be committed is sent again, to another engine first: nothing of it was committed. `resent` counts
+    that by `Cause`, `regenerated` those for which tokens may have been drawn in vain, and `interrupted` the replies
+    that an abort cut short. Of an answer that was lost nobody knows how long it was: it counts for as many tokens as
+    the one that came in its place. A request waits for engines `wait_s` at most, since its first failure or since none
+    served; one that got three answers to other requests ends with that.
     """
 
     def __init__(self, fleet: Fleet, wait_s: float = 0.0) -> None:
         self.fleet = fleet
+        self.resent: Counter[Cause] = Counter()
         self.regenerated = 0
-        self.fenced = 0
         self.interrupted = 0
         self._wait_s = wait_s
+        self._rests: dict[str, float] = {}
         self._load: Counter[str] = Counter()
         self._home: dict[str, str] = {}
         self._prefixes: OrderedDict[int, str] = OrderedDict()
@@ -44,36 +49,30 @@ class EngineRouter:
         """Generate on the session's engine, or on another if that one is gone.
 
         Waits for: an engine's reply. Unblocked by: it, the engine's death, the client's deadline; and
-        `wait_s` while no engine serves.
+        `wait_s` while no engine serves, or none gives an answer that counts.
 
         Raises:
             EpisodeError: no engine serves, or the engine's own error.
         """
-        tried: set[int] = set()
-        last: EpisodeError | None = None
-        num_lost = unbelieved_tokens = 0
+        attempts = Attempts(self._wait_s)
+        unbelieved_tokens = 0
         while True:
-            member = await self._choose(request, tried, last)
-            engine, since = member.engine, member.version
-            self.regenerated += bool(tried)
+            member = await self._choose(request, attempts)
+            since = member.version
             self._load[member.name] += 1
             try:
-                generation = await self._ask(member, replace(request, expects=since))
+                generation = await self._ask(member, replace(request, expects=since, rid=attempts.rid(request.rid)))
                 if await self._passes_fence(member, since, generation):
                     self.interrupted += generation.finish is FinishReason.ABORT
+                    num_lost = attempts.num_failed - attempts.causes[Cause.FENCED]
                     again = unbelieved_tokens + num_lost * len(generation.token_ids)
                     return replace(generation, regenerated_tokens=again) if again else generation
-                self.fenced += 1
                 unbelieved_tokens += len(generation.token_ids)
-                last = _fence_error(member, since, generation)
+                self._failed(member, attempts, Cause.FENCED, _fence_error(member, since, generation))
             except EpisodeError as error:
-                if error.failure.kind != "unreachable":
-                    raise
-                num_lost += 1
-                last = error
+                self._failed(member, attempts, _cause(error), error)
             finally:
                 self._load[member.name] -= 1
-            tried.add(id(engine))
 
     async def abort_all(self) -> None:
         """Ask every engine that serves to give back what it generates; one that does not answer has nothing to give."""
@@ -118,33 +117,57 @@ class EngineRouter:
             self.fleet.set_aside(member.name, error.failure.message)
         return False
 
-    async def _choose(self, request: GenerationRequest, tried: set[int], last: EpisodeError | None) -> Member:
-        """An engine that serves and was not tried yet.
+    def _failed(self, member: Member, attempts: Attempts, cause: Cause | None, error: EpisodeError) -> None:
+        """Note why a request has to be sent again. Raises the error where it must not be."""
+        if cause is None:
+            raise error
+        attempts.failed(member, cause, error)
+        if attempts.causes[Cause.MISDELIVERED] == _MISDELIVERIES:
+            raise error
+        if isinstance(error, EngineBusyError):
+            rest_s = max(error.retry_after_s, _SHORTEST_REST_S)
+            self._rests[member.name] = asyncio.get_running_loop().time() + rest_s
+        self.resent[cause] += 1
 
-        Waits for: one. Unblocked by: a change of the fleet, or `wait_s`.
+    async def _choose(self, request: GenerationRequest, attempts: Attempts) -> Member:
+        """An engine that serves and may be asked.
+
+        Waits for: one. Unblocked by: a change of the fleet, the end of a pause between two attempts, the time at which
+        a busy engine wants to be asked again, or `wait_s`.
         """
-        try:
-            async with asyncio.timeout(self._wait_s):
-                while (member := self._find(request, tried)) is None:
+        loop = asyncio.get_running_loop()
+        deadline_s = attempts.deadline_s
+        while (member := self._find(request, attempts)) is None:
+            now = loop.time()
+            if now >= deadline_s:
+                raise attempts.last or self._none_healthy()
+            events = (attempts.not_before_s, *self._rests.values())
+            until = min([deadline_s, *(at for at in events if at > now)])
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
                     await self.fleet.wait_for_change()
-                return member
-        except TimeoutError:
-            pass
-        if (member := self._find(request, tried)) is not None:
-            return member
-        if last is not None:
-            raise last
-        message = f"no engine serves this policy ({self.fleet.describe()})"
-        raise EpisodeError(Boundary.ENGINE, "none_healthy", message)
+        self.regenerated += attempts.num_failed > 0
+        return member
 
-    def _find(self, request: GenerationRequest, tried: set[int]) -> Member | None:
+    def _none_healthy(self) -> EpisodeError:
+        message = f"no engine serves this policy ({self.fleet.describe()})"
+        return EpisodeError(Boundary.ENGINE, "none_healthy", message)
+
+    def _find(self, request: GenerationRequest, attempts: Attempts) -> Member | None:
+        now = asyncio.get_running_loop().time()
         members = self.fleet.members
-        candidates = [name for name in self.fleet.healthy if id(members[name].engine) not in tried]
+        serving = [name for name in self.fleet.healthy if self._rests.get(name, 0.0) <= now]
+        if new := [name for name in serving if attempts.is_new(members[name])]:
+            return members[self._place(request, new)]
+        if serving and attempts.may_repeat:
+            return min((members[name] for name in serving), key=attempts.failed_at_s)
+        return None
+
+    def _place(self, request: GenerationRequest, candidates: list[str]) -> str:
+        """The session's engine if it is among these, else one that knows its prompt, or the least loaded."""
         home = self._home.get(request.session)
         if home in candidates:
-            return members[home]  # type: ignore[index]
-        if not candidates:
-            return None
+            return home  # type: ignore[return-value]
         least = min(candidates, key=lambda name: (self._load[name], name))
         prefix = hash(request.prompt_ids[:_PREFIX_TOKENS].tobytes())
         knowing = self._prefixes.get(prefix)
@@ -153,12 +176,17 @@ class EngineRouter:
         self._home[request.session] = self._prefixes[prefix] = chosen
         if len(self._prefixes) > _KEPT_PREFIXES:
             self._prefixes.popitem(last=False)
-        return members[chosen]
+        return chosen
 
 
 def router_of(engine: Engine, version: PolicyVersion) -> EngineRouter:
     """A router over one engine that serves `version`."""
     return EngineRouter(Fleet([engine], version))
+
+
+def _cause(error: EpisodeError) -> Cause | None:
+    """Why a request that ended so is sent again; None if the engine has answered it."""
+    return _CAUSES.get(error.failure.kind)
 
 
 def _fence_error(member: Member, since: PolicyVersion, generation: Generation) -> EpisodeError:

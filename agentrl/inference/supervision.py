@@ -8,7 +8,7 @@ import logging
 from agentrl.inference.config import FleetConfig
 from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import EngineKeeper
-from agentrl.types.errors import EngineError
+from agentrl.types.errors import EngineError, EngineRestartedError
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class FleetSupervisor:
 
         Raises:
             EngineError: no engine is left; says why of each.
+            EngineTakenError: one belongs to another run.
         """
         async with asyncio.TaskGroup() as watches:
             for name in self._fleet.members:
@@ -73,6 +74,8 @@ class FleetSupervisor:
             try:
                 async with asyncio.timeout(self._config.suspect_s):
                     await self._look_at(member)
+            except EngineRestartedError as error:
+                return str(error)
             except (EngineError, TimeoutError) as error:
                 reason = str(error) or f"no answer to a probe within {self._config.suspect_s:g} s"
                 self._fleet.suspect(member.name, reason)
@@ -82,10 +85,22 @@ class FleetSupervisor:
             answered = loop.time()
 
     async def _look_at(self, member: Member) -> None:
-        """Ask whether it is well, or only whether it is there while somebody changes its weights."""
+        """Ask whether it is well, or only whether it is there while somebody changes its weights.
+
+        A suspect is told to generate first: a pause whose answer was lost may have reached it late.
+        """
         if member.turn.locked():
             return await member.engine.ping()
-        version = await member.engine.probe()
+        if member.state is EngineState.SUSPECT:
+            async with member.turn:
+                await member.engine.resume()
+        served = member.served
+        try:
+            version = await member.engine.probe()
+        except EngineError:
+            if member.turn.locked() or member.served is not served:
+                return None  # it was paused for new weights meanwhile
+            raise
         if member.turn.locked():
             return None
         if version == member.version:

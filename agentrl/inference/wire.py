@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens, RoutedExperts
 from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
 
+ReadLabel = Callable[[str], PolicyVersion]
 
-def generation_body(request: GenerationRequest, cache_name: str | None = None, adapter: str | None = None) -> bytes:
-    """The JSON body of ``POST /generate``; KV is shared only among requests of one `cache_name`."""
+
+def generation_body(
+    request: GenerationRequest, cache_name: str | None = None, adapter: str | None = None
+) -> dict[str, Any]:
+    """The body of ``POST /generate``; KV is shared only among requests of one `cache_name`."""
     sampling: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
         "temperature": request.sampling.temperature,
@@ -41,19 +44,64 @@ def generation_body(request: GenerationRequest, cache_name: str | None = None, a
     if request.sampling.routing is not None:
         body["return_routed_experts"] = True
         body["routed_experts_start_len"] = request.routed_start
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return body
 
 
-def parse_generation(answer: Any, request: GenerationRequest, keeps_kv: bool = False) -> Generation:
-    """What ``/generate`` answered; `keeps_kv` says that the engine's KV survives swaps of its weights.
+def score_body(rid: str, token_ids: Sequence[int], adapter: str | None) -> dict[str, Any]:
+    """The body of ``POST /generate`` that asks for nothing but the log-probabilities of the prompt."""
+    body: dict[str, Any] = {
+        "rid": rid,
+        "input_ids": list(token_ids),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    if adapter is not None:
+        body["lora_path"] = adapter
+    return body
+
+
+def parse_scores(answer: dict[str, Any], token_ids: Sequence[int]) -> list[float]:
+    """Log-probabilities of tokens 1 to n-1 of a prompt that was scored.
+
+    SGLang names the last token of its vocabulary 0 here (it replaces every id that is not below vocabulary size - 1),
+    so a 0 may stand for one other token, the highest that was sent.
+
+    Raises:
+        LookupError, TypeError, ValueError: they are no numbers, or not of these tokens.
+    """
+    entries = answer["meta_info"]["input_token_logprobs"]
+    scored = [entry[1] for entry in entries]
+    highest = max(token_ids, default=0)
+    named = [0 if sent == highest and got == 0 else sent for sent, got in zip(token_ids, scored, strict=False)]
+    if len(scored) != len(token_ids) or scored != named:
+        raise ValueError(f"{len(token_ids)} tokens were sent, {len(scored)} scored, {_difference(scored, token_ids)}")
+    return [float(entry[0]) for entry in entries[1:]]
+
+
+def _difference(scored: Sequence[Any], sent: Sequence[int]) -> str:
+    pairs = enumerate(zip(sent, scored, strict=False))
+    places = [f"token {ours} at position {place} is {theirs!r}" for place, (ours, theirs) in pairs if ours != theirs]
+    return "; ".join(places[:3]) or "alike as far as they go"
+
+
+def parse_generation(
+    answer: Any, request: GenerationRequest, keeps_kv: bool = False, read: ReadLabel = PolicyVersion.parse
+) -> Generation:
+    """What ``/generate`` answered.
+
+    `keeps_kv` says that the engine's KV survives swaps of its weights; `read` gives the version in a label.
 
     Raises:
         EpisodeError: fields are missing or do not align with the tokens (boundary contract).
+        AgentRLError: what `read` raises, of weights that are not this run's.
     """
     try:
         meta = answer["meta_info"]
         token_ids = np.asarray(answer["output_ids"], np.int32)
         finish = FinishReason(meta["finish_reason"]["type"])
+        if meta.get("completion_tokens", len(token_ids)) != len(token_ids):
+            raise ValueError(f"{len(token_ids)} output_ids of {meta['completion_tokens']} tokens")
         if not len(token_ids):
             return Generation(token_ids, np.zeros(0, np.float32), (), (), finish)
         if request.sampling.truncates:
@@ -63,12 +111,12 @@ def parse_generation(answer: Any, request: GenerationRequest, keeps_kv: bool = F
             logprobs, kept = [entry[0] for entry in meta["output_token_logprobs"]], None
             if [entry[1] for entry in meta["output_token_logprobs"]] != answer["output_ids"]:
                 raise ValueError(f"the {len(logprobs)} logprobs are not of the {len(token_ids)} output_ids")
-        versions = _parse_versions(meta, request, len(token_ids))
+        versions = _parse_versions(meta, request, len(token_ids), read, keeps_kv)
         generation = Generation(
             token_ids=token_ids,
             logprobs=np.asarray(logprobs, np.float32),
             versions=versions,
-            kv_versions=_parse_kv_versions(meta, request, versions, keeps_kv),
+            kv_versions=_parse_kv_versions(meta, request, versions, read, keeps_kv),
             finish=finish,
             kept_tokens=kept,
             cached_tokens=int(meta.get("cached_tokens", 0)),
@@ -80,40 +128,53 @@ def parse_generation(answer: Any, request: GenerationRequest, keeps_kv: bool = F
     return generation
 
 
-def _parse_versions(meta: dict[str, Any], request: GenerationRequest, num_tokens: int) -> tuple[VersionSpan, ...]:
+def _parse_versions(
+    meta: dict[str, Any], request: GenerationRequest, num_tokens: int, read: ReadLabel, keeps_kv: bool
+) -> tuple[VersionSpan, ...]:
     """Version spans of the engine's own report.
 
     A server without spans names only the version at the end. The tokens lie between the version that the
-    request expected and that one; the older is taken, so that they never pass for fresher than they are.
+    request expected and that one; the older is taken, so that they never pass for fresher than they are. Where
+    requests go on over a swap, they may be of both, and nobody can tell which.
     """
     if "weight_versions" in meta:
-        return _parse_spans(meta["weight_versions"])
-    last = PolicyVersion.parse(meta["weight_version"])
-    return (VersionSpan(min(last, request.expects or last), 0, num_tokens),)
+        return _parse_spans(meta["weight_versions"], read)
+    last = read(meta["weight_version"])
+    first = min(last, request.expects or last)
+    if keeps_kv and first != last:
+        raise ValueError(
+            f"the engine names one version, {last}, for tokens of {first} to {last}; swaps in place need an SGLang "
+            "that reports weight_versions (0.5.19 or newer)"
+        )
+    return (VersionSpan(first, 0, num_tokens),)
 
 
 def _parse_kv_versions(
-    meta: dict[str, Any], request: GenerationRequest, versions: tuple[VersionSpan, ...], keeps_kv: bool
+    meta: dict[str, Any],
+    request: GenerationRequest,
+    versions: tuple[VersionSpan, ...],
+    read: ReadLabel,
+    keeps_kv: bool,
 ) -> tuple[VersionSpan, ...]:
     """KV version spans of the engine's own report, else the oldest weights that KV can be of.
 
-    Where KV survives swaps, a request's own is as old as its oldest token. What it found in the cache is as old
-    as the version that it expected, which names its part of the cache.
+    Where KV survives swaps, a server that reports none cannot say how much of the prompt it had read when a swap
+    came, nor which weights wrote what it found in its cache. Both are at least as new as the version that the request
+    expected, which also names its part of the cache: the KV is given that version, so that it never passes for fresher.
 
-    Example: spans 7 over [0, 40) and 8 over [40, 120) have the KV version 7 over [0, 120).
+    Example: a request that expected 7, with spans 7 over [0, 40) and 8 over [40, 120), or 8 alone, has the KV version
+    7 over [0, 120).
     """
     if "kv_versions" in meta:
-        return _parse_spans(meta["kv_versions"])
+        return _parse_spans(meta["kv_versions"], read)
     if not keeps_kv or not versions:
         return versions
     oldest = min(span.version for span in versions)
-    if request.expects is not None and int(meta.get("cached_tokens", 0)) > 0:
-        oldest = min(oldest, request.expects)
-    return (VersionSpan(oldest, 0, versions[-1].end),)
+    return (VersionSpan(min(oldest, request.expects or oldest), 0, versions[-1].end),)
 
 
-def _parse_spans(spans: list[dict[str, Any]]) -> tuple[VersionSpan, ...]:
-    return tuple(VersionSpan(PolicyVersion.parse(s["version"]), s["start"], s["end"]) for s in spans)
+def _parse_spans(spans: list[dict[str, Any]], read: ReadLabel) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(read(s["version"]), s["start"], s["end"]) for s in spans)
 
 
 def parse_checksums(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:

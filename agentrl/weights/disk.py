@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import struct
+from pathlib import Path
+
 from agentrl.protocols import Engine
 from agentrl.types.batch import WeightsManifest
+from agentrl.types.errors import StorageError
 from agentrl.weights.ahead import AheadEngines
+
+_SIZE_BYTES = 8  # of the header's size, in front of a safetensors file
 
 
 class DiskTransport:
@@ -21,7 +29,9 @@ class DiskTransport:
         return await self._ahead.needs_pause(engine)
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
-        """Let the engine read and check the folder while it generates. Raises EngineError."""
+        """Let the engine read and check the folder while it generates. Raises EngineError, or StorageError."""
+        if (folder := Path(manifest.path)).is_dir():  # else it is another machine's, and the engine's to judge
+            await asyncio.to_thread(check_staged, folder)
         if await self._ahead.includes(engine):
             body = {"model_path": manifest.path, "weight_version": str(manifest.version)}
             await engine.update("/stage_weights", body)
@@ -39,3 +49,39 @@ class DiskTransport:
 
     async def close(self) -> None:
         """Nothing is kept."""
+
+
+def check_staged(folder: Path) -> None:
+    """Whether each safetensors file of a folder is as long as its header says: SGLang dies of one that is cut short.
+
+    A file that is pruned meanwhile is the engine's to judge.
+
+    Raises:
+        StorageError: one is not.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            found_bytes, told_bytes = file.stat().st_size, _told_bytes(file)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, LookupError, TypeError, struct.error) as error:
+            raise _damaged(file, f"its header cannot be read: {type(error).__name__} {error}") from error
+        if found_bytes != told_bytes:
+            raise _damaged(file, f"it has {found_bytes} bytes instead of {told_bytes}")
+
+
+def _told_bytes(file: Path) -> int:
+    """The size of a safetensors file by its header."""
+    with file.open("rb") as stream:
+        (header_bytes,) = struct.unpack("<Q", stream.read(_SIZE_BYTES))
+        if header_bytes > file.stat().st_size:
+            raise ValueError(f"it is to have {header_bytes} bytes")
+        header = json.loads(stream.read(header_bytes))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return _SIZE_BYTES + header_bytes + max(ends, default=0)
+
+
+def _damaged(file: Path, how: str) -> StorageError:
+    return StorageError(
+        f"staged weights are damaged: {file}: {how}. Look at the disk, then resume the run, which stages them anew"
+    )

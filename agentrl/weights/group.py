@@ -28,9 +28,18 @@ class WeightGroup:
 
 
 def join_group(
-    master_address: str, master_port: int, world_size: int, rank: int, group_name: str, backend: str, timeout_s: float
+    master_address: str,
+    master_port: int,
+    world_size: int,
+    rank: int,
+    group_name: str,
+    backend: str,
+    timeout_s: float,
+    gpu: torch.device,
 ) -> WeightGroup:
     """Meet the other members; rank 0 listens on the port. SGLang's servers join in the same way.
+
+    Under NCCL this member's tensors are on `gpu`, which gloo has no use for.
 
     Waits for: all members. Unblocked by: their arrival, or `timeout_s`.
 
@@ -47,8 +56,7 @@ def join_group(
         world_size, rank, [], backend, PrefixStore(group_name, store), group_name=group_name, timeout=limit
     )
     dist.distributed_c10d._world.pg_group_ranks[group] = {index: index for index in range(world_size)}
-    device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-    return WeightGroup(group_name, group, device)
+    return WeightGroup(group_name, group, gpu if backend == "nccl" else torch.device("cpu"))
 
 
 def leave_group(group: WeightGroup) -> None:

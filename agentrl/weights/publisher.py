@@ -9,12 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from agentrl.inference.fleet import Fleet, Member
+from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.errors import EngineError, PublishError
 from agentrl.weights.config import PublishConfig
-from agentrl.weights.receipts import ReceiptBook, check_canary
+from agentrl.weights.receipts import ReceiptBook
+from agentrl.weights.sentinel import check_canary
 
 _GRACE_S = 0.2
 
@@ -24,7 +25,9 @@ class StagedPublisher:
 
     Invariant: an engine serves rollouts only with a receipt for the newest published version. One that
     fails in any phase is set aside, its sessions go on elsewhere, and it is brought back by `sync`, which
-    the resynchronizer calls. Failures are counted by phase in `counts`.
+    the resynchronizer calls. Failures are counted by phase in `counts`, and so are versions whose weights an engine
+    held already: a step from which nothing is learned makes such a version. The engine is then only told its name and
+    proves it, and no generation is interrupted.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class StagedPublisher:
         Raises:
             PublishError: no engine serves the version; names phase and engine of each failure.
         """
-        self._newest = manifest
+        self._newest, self._fleet.newest = manifest, manifest.version
         for name in self._fleet.healthy:
             if name not in self._syncs:
                 self._syncs[name] = asyncio.create_task(self._catch_up(name), name=f"publish-{name}")
@@ -67,6 +70,19 @@ class StagedPublisher:
         if not self._served_by(manifest):
             await self._wait_for_one(manifest)
         return self._served_by(manifest)
+
+    async def begin(self, manifest: WeightsManifest) -> None:
+        """Bring a run's first version to all engines, once; those that fail are `sync`'s when the run goes on.
+
+        Waits for: every engine's receipt or failure. Unblocked by: the deadlines of the calls.
+
+        Raises:
+            PublishError: no engine serves the version; names phase and engine of each failure.
+        """
+        self._newest = manifest
+        await asyncio.gather(*(self.sync(name) for name in self._fleet.healthy))
+        if not self._served_by(manifest):
+            raise PublishError(self.describe_failure(manifest))
 
     async def prove(self) -> None:
         """Let all engines show that they hold the newest version already; those that do not are `sync`'s.
@@ -103,34 +119,59 @@ class StagedPublisher:
     async def _sync(self, member: Member, manifest: WeightsManifest) -> Receipt | str:
         started = time.monotonic()
         engine = member.engine
-        aborted = 0
-        member.phase = "prepare"
         try:
-            await self._transport.prepare(engine, manifest)
-            pauses = await self._transport.needs_pause(engine)
-            paused = time.monotonic()
-            if pauses:
-                member.phase = "pause"
-                aborted = await engine.pause()
-            self._fleet.begin_proof(member.name, manifest.version)
-            member.phase = "swap"
-            await self._transport.send(engine, manifest)
-            member.phase = "receipt"
-            receipt = await engine.receipt()
-            self._book.check(receipt, manifest)
-            if pauses:
-                member.phase = "resume"
-                await engine.resume()
-            gap_s = time.monotonic() - paused if pauses else 0.0
+            if self._holds_weights_of(member, manifest):
+                receipt = await self._rename(member, manifest)
+            else:
+                receipt = await self._swap(member, manifest)
             member.phase = "canary"
-            await check_canary(engine, manifest, self._config.max_canary_gap_nats)
+            sentinel = await check_canary(engine, manifest, self._config.max_canary_gap_nats)
             self._book.enter(receipt, manifest)
         except EngineError as error:
             return await self._fail(member, manifest, error)
         self._fleet.proven(member.name)
-        seconds = time.monotonic() - started
-        receipt = dataclasses.replace(receipt, aborted=aborted, seconds=seconds, gap_s=gap_s)
+        receipt = dataclasses.replace(receipt, seconds=time.monotonic() - started, sentinel=sentinel)
         self._receipts[member.name] = receipt
+        return receipt
+
+    def _holds_weights_of(self, member: Member, manifest: WeightsManifest) -> bool:
+        """Whether an engine that serves was proven to hold a version that has these very weights."""
+        if manifest.kind != "full" or manifest.unchanged_since is None or member.state is not EngineState.HEALTHY:
+            return False
+        receipt = self._receipts.get(member.name)
+        return receipt is not None and manifest.unchanged_since <= receipt.version < manifest.version
+
+    async def _swap(self, member: Member, manifest: WeightsManifest) -> Receipt:
+        """Bring the weights and let the engine serve them. Raises EngineError."""
+        engine, aborted = member.engine, 0
+        member.phase = "prepare"
+        await self._transport.prepare(engine, manifest)
+        pauses = await self._transport.needs_pause(engine)
+        paused = time.monotonic()
+        if pauses:
+            member.phase = "pause"
+            aborted = await engine.pause()
+        self._fleet.begin_proof(member.name, manifest.version)
+        member.phase = "swap"
+        await self._transport.send(engine, manifest)
+        member.phase = "receipt"
+        receipt = await engine.receipt()
+        self._book.check(receipt, manifest)
+        if pauses:
+            member.phase = "resume"
+            await engine.resume()
+        gap_s = time.monotonic() - paused if pauses else 0.0
+        return dataclasses.replace(receipt, aborted=aborted, gap_s=gap_s)
+
+    async def _rename(self, member: Member, manifest: WeightsManifest) -> Receipt:
+        """Tell the engine that what it serves has another version now. Raises EngineError."""
+        self.counts["publish/unchanged"] += 1
+        self._fleet.begin_proof(member.name, manifest.version)
+        member.phase = "rename"
+        await member.engine.rename(manifest.version)
+        member.phase = "receipt"
+        receipt = await member.engine.receipt()
+        self._book.check(receipt, manifest)
         return receipt
 
     async def _prove(self, member: Member, manifest: WeightsManifest) -> None:
@@ -140,13 +181,13 @@ class StagedPublisher:
                 receipt = await member.engine.receipt()
                 self._book.check(receipt, manifest)
                 member.phase = "canary"
-                await check_canary(member.engine, manifest, self._config.max_canary_gap_nats)
+                sentinel = await check_canary(member.engine, manifest, self._config.max_canary_gap_nats)
                 self._book.enter(receipt, manifest)
             except EngineError as error:
                 await self._fail(member, manifest, error)
                 return
             self._fleet.proven(member.name)
-            self._receipts[member.name] = receipt
+            self._receipts[member.name] = dataclasses.replace(receipt, sentinel=sentinel)
 
     async def _fail(self, member: Member, manifest: WeightsManifest, error: EngineError) -> str:
         engine, phase = member.engine, member.phase

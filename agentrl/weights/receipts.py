@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 from agentrl.inference.checksum import dtype_of_key
-from agentrl.protocols import Engine
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.errors import EngineError
 
@@ -62,31 +59,6 @@ def check_receipt(receipt: Receipt, manifest: WeightsManifest) -> None:
     if receipt.version != manifest.version:
         raise ReceiptError(f"serves version {receipt.version} instead of {manifest.version}")
     _compare(receipt.checksums, manifest.checksums, "the published ones")
-
-
-async def check_canary(engine: Engine, manifest: WeightsManifest, max_gap_nats: float) -> None:
-    """Let an engine score the canary and compare with what the trainer had computed.
-
-    Raises:
-        ReceiptError: they differ.
-        EngineError: it could not be scored.
-    """
-    if manifest.canary is None:
-        return
-    scores = await engine.score(manifest.canary.token_ids)
-    expected = manifest.canary.logprobs
-    if len(scores) != len(expected):
-        raise ReceiptError(f"scored {len(scores)} tokens of a canary of {len(expected)}")
-    gap = max((abs(score - wanted) for score, wanted in zip(scores, expected, strict=True)), key=_nan_first)
-    if not gap <= max_gap_nats:
-        raise ReceiptError(
-            f"the canary's log-probabilities differ by {gap:.2e} nats from the trainer's "
-            f"(bound publish.max_canary_gap_nats = {max_gap_nats:g})"
-        )
-
-
-def _nan_first(gap: float) -> tuple[bool, float]:
-    return math.isnan(gap), gap
 
 
 def _compare(served: dict[str, str], wanted: dict[str, str], whose: str) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 from agentrl.inference.fleet import EngineState, Fleet
 from agentrl.types.batch import Receipt
-from agentrl.types.errors import PublishError
+from agentrl.types.errors import EngineError, PublishError
 from agentrl.weights.publisher import StagedPublisher
 
 _FIRST_DELAY_S = 0.25
@@ -19,7 +19,8 @@ class Resynchronizer:
     """Tries again what a publication could not do, ever more slowly, engine by engine.
 
     Healthy engines never wait for it. When every engine of the fleet has failed several times running,
-    the fault is not the engines', and it gives up.
+    the fault is not the engines', and it gives up. An engine that does not even answer has not failed: whoever watches
+    the fleet waits for it to come back.
     """
 
     def __init__(self, fleet: Fleet, publisher: StagedPublisher) -> None:
@@ -35,6 +36,8 @@ class Resynchronizer:
 
         Raises:
             PublishError: no engine takes the newest weights; names phase and engine of each.
+            StorageError: the newest weights are damaged.
+            EngineTakenError: an engine belongs to another run.
         """
         async with asyncio.TaskGroup() as tries:
             while True:
@@ -53,12 +56,20 @@ class Resynchronizer:
                     self._failures.pop(name, None)
                     self.resyncs += 1
                     return
-                self._failures[name] += 1
-                self._check_hope()
+                if await self._answers(name):
+                    self._failures[name] += 1
+                    self._check_hope()
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
         finally:
             self._busy.discard(name)
+
+    async def _answers(self, name: str) -> bool:
+        try:
+            await self._fleet.members[name].engine.ping()
+        except EngineError:
+            return False
+        return True
 
     def _check_hope(self) -> None:
         lost = [n for n, m in self._fleet.members.items() if m.state is EngineState.DEAD]

@@ -44,9 +44,10 @@ class Sender:
 
         from agentrl.weights.group import join_group
 
+        device = torch.device("cuda", gpu)
         if backend == "nccl":
-            torch.cuda.set_device(gpu)
-        self._group = join_group(address, port, world_size, rank, name, backend, timeout_s)
+            torch.cuda.set_device(device)
+        self._group = join_group(address, port, world_size, rank, name, backend, timeout_s, device)
 
     def open(self, folder: str, bucket_bytes: int) -> list[Bucket]:
         """Map a folder's weights and say how they are cut into buckets."""
@@ -93,6 +94,7 @@ class Sender:
         """
         from agentrl.weights.payloads import shared_payload
 
+        self._shared = []  # else the memory holds the last weights and these at once
         self._shared = [[(n, t.to(device, copy=True)) for n, t in self._named(i)] for i in range(len(self._buckets))]
         return [[shared_payload(pairs) for _ in range(num_readers)] for pairs in self._shared]
 

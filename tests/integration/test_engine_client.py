@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from contextlib import suppress
 
 import numpy as np
@@ -10,6 +11,7 @@ from engine_server import EngineCalls, Reference
 from safetensors.torch import load_file
 
 from agentrl.inference.checksum import tensor_checksum
+from agentrl.inference.identity import request_hash
 from agentrl.types.errors import Boundary, EngineError, EpisodeError
 from agentrl.types.generation import FinishReason, GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion, VersionSpan
@@ -68,6 +70,37 @@ async def test_a_truncated_generation_carries_the_kept_sets_and_the_logprobs_ove
         expected = tables[at][token] - tables[at][ids.astype(np.int64)].logsumexp(-1)
         assert generation.logprobs[at] == pytest.approx(float(expected), abs=1e-3)
     await client.close()
+
+
+async def test_a_greedy_token_has_the_log_probability_that_the_trainer_gives_it(
+    engine: EngineCalls, reference: Reference
+) -> None:
+    client = engine.server.client()
+    generation = await client.generate(_request("greedy-00", max_new_tokens=1, temperature=0.0))
+    logprob, token = reference.distributions(engine.server.model, PROMPT)[-1].max(-1)
+    assert generation.token_ids.tolist() == [int(token)]
+    assert generation.logprobs[0] == pytest.approx(float(logprob), abs=1e-4)
+    await client.close()
+
+
+async def test_an_embedded_engine_echoes_the_hash_of_what_it_was_asked(embedded: EngineCalls) -> None:
+    sampling = {"max_new_tokens": 2, "temperature": 1}
+    answer = await embedded.generate(PROMPT, **sampling)
+    assert answer["meta_info"]["request_hash"] == request_hash(PROMPT, sampling, None)
+
+
+async def test_scores_of_the_last_token_of_a_vocabulary_equal_hugging_face(
+    engine: EngineCalls, reference: Reference
+) -> None:
+    last = json.loads((engine.server.model / "config.json").read_text())["vocab_size"] - 1
+    prompt = [last, *PROMPT, last, 3, last]
+    client = engine.server.client()
+    assert await client.score(prompt) == pytest.approx(reference.logprobs(engine.server.model, prompt), abs=1e-4)
+    await client.close()
+    scoring = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}}
+    answer = await engine.ok("/generate", input_ids=prompt, **scoring)
+    named = answer["meta_info"]["input_token_logprobs"][-1][1]
+    assert named == (0 if engine.server.traits.names_the_last_token_0_when_scoring else last)
 
 
 async def test_scores_equal_hugging_face(engine: EngineCalls, reference: Reference) -> None:
@@ -145,7 +178,7 @@ async def test_a_receipt_names_what_is_served_now(embedded: EngineCalls) -> None
     tensors = load_file(embedded.server.other_model / "model.safetensors")
     assert receipt.version == version
     assert receipt.checksums == {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
-    await client.relabel(PolicyVersion(2, 0))
+    await client.relabel("2.0")
     assert (await client.receipt()).version == PolicyVersion(2, 0)
     await client.close()
 
@@ -202,6 +235,6 @@ async def test_a_request_held_over_a_swap_in_place_names_the_weights_whose_kv_it
     generation = await held
     assert {span.version for span in generation.versions} == {FIRST.next()}
     assert (generation.cached_tokens > 0) is engine.server.traits.reuses_cache_of_old_weights
-    oldest = FIRST if generation.cached_tokens else FIRST.next()
+    oldest = FIRST.next() if engine.server.traits.reports_kv_versions else FIRST
     assert {span.version for span in generation.kv_versions} == {oldest}
     await client.close()

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from engine_server import EngineCalls, finish_of, logprobs_of
 
+from agentrl.types.errors import EngineError
+
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 NUM_TOKENS = 400  # so that calls come in time, however slow the machine is
 LONG = {"max_new_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
@@ -103,3 +105,22 @@ async def test_an_engine_describes_itself(engine: EngineCalls) -> None:
     assert (await engine.http.get("/health")).status_code == 200
     models = (await engine.http.get("/v1/models")).json()
     assert len(models["data"]) == 1
+
+
+async def test_a_paused_engine_says_that_it_is_not_ready(engine: EngineCalls) -> None:
+    await engine.http.get("/health")
+    assert (await engine.http.get("/ready")).status_code == 200
+    await engine.ok("/pause_generation")
+    assert (await engine.http.get("/ready")).status_code == 503
+    await engine.ok("/continue_generation")
+    assert (await engine.http.get("/ready")).status_code == 200
+
+
+async def test_a_probe_tells_that_an_engine_was_left_paused(embedded: EngineCalls) -> None:
+    client = embedded.server.client()
+    await embedded.ok("/pause_generation")
+    with pytest.raises(EngineError, match="engine engine is paused"):
+        await client.probe()
+    await client.resume()
+    await client.probe()
+    await client.close()

@@ -165,7 +165,9 @@ async def test_a_killed_engine_is_set_aside_and_its_sessions_finish_on_the_other
     assert "prepare of version 0.1 failed" in router.fleet.aside["doomed"]
     assert router.fleet.healthy == ["engine"]
     alone = _publisher(EngineRouter(Fleet([doomed.client], FIRST)))
-    with pytest.raises(PublishError, match=r"reached no engine: doomed: prepare of version 0.1 failed: .*ConnectError"):
+    with pytest.raises(
+        PublishError, match=r"reached no engine: doomed: prepare of version 0.1 failed: .*ConnectorError"
+    ):
         await alone.publish(make_manifest(other_model, SECOND))
     await doomed.close()
     await doomed.close()

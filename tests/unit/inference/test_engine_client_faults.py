@@ -10,7 +10,7 @@ from canned_server import HANGS, HANGS_UP, canned_server, json_answer, plain_ans
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
-from agentrl.types.errors import Boundary, EngineError, EpisodeError
+from agentrl.types.errors import Boundary, EngineBusyError, EngineError, EpisodeError
 from agentrl.types.generation import GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion
 
@@ -21,6 +21,7 @@ PATIENT = ClientConfig()
 GOOD = {
     "output_ids": [8, 9],
     "meta_info": {
+        "id": "rid-1",
         "finish_reason": {"type": "stop", "matched": 9},
         "output_token_logprobs": [[-0.5, 8, None], [-0.25, 9, None]],
         "weight_versions": [{"version": "0.3", "start": 0, "end": 2}],
@@ -48,12 +49,12 @@ async def _control_error(path: str, answer: bytes, call: str, *arguments: Any) -
 
 async def test_an_engine_that_is_not_there_is_unreachable() -> None:
     client = EngineClient("main-0", "http://127.0.0.1:9", PATIENT)
-    with pytest.raises(EpisodeError, match=r"main-0 at http://127\.0\.0\.1:9: ConnectError") as caught:
+    with pytest.raises(EpisodeError, match=r"main-0 at http://127\.0\.0\.1:9: ClientConnectorError") as caught:
         await client.generate(REQUEST)
     assert (caught.value.failure.boundary, caught.value.failure.kind) == (Boundary.ENGINE, "unreachable")
-    with pytest.raises(EngineError, match="does not answer: ConnectError"):
+    with pytest.raises(EngineError, match="does not answer: ClientConnectorError"):
         await client.model_info()
-    with pytest.raises(EngineError, match="/pause_generation: ConnectError"):
+    with pytest.raises(EngineError, match="/pause_generation: ClientConnectorError"):
         await client.pause()
     await client.close()
 
@@ -61,7 +62,7 @@ async def test_an_engine_that_is_not_there_is_unreachable() -> None:
 async def test_an_engine_that_drops_the_call_is_unreachable() -> None:
     error = await _failure(HANGS_UP)
     assert (error.failure.boundary, error.failure.kind) == (Boundary.ENGINE, "unreachable")
-    assert "RemoteProtocolError" in error.failure.message
+    assert "ServerDisconnectedError" in error.failure.message
 
 
 async def test_half_an_answer_is_waited_for_until_the_deadline() -> None:
@@ -104,7 +105,6 @@ async def test_a_cancelled_call_sends_an_abort_even_if_that_hangs() -> None:
         (json_answer({"error": "unknown field"}, 400), "HTTP 400: unknown field"),
         (json_answer({"object": "error", "message": "schema"}, 400), "HTTP 400: schema"),
         (plain_answer(b"Internal Server Error", 500), "HTTP 500: Internal Server Error"),
-        (plain_answer(b"", 503), "HTTP 503"),
     ],
 )
 async def test_a_refusal_carries_the_servers_words(answer: bytes, message: str) -> None:
@@ -114,9 +114,99 @@ async def test_a_refusal_carries_the_servers_words(answer: bytes, message: str) 
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"null", b"[]", b"7", b'{"meta_info": null}'])
-async def test_an_answer_that_is_no_generation_breaks_the_contract(content: bytes) -> None:
+async def test_an_answer_that_is_no_generation_is_not_for_its_request(content: bytes) -> None:
     error = await _failure(plain_answer(content))
+    assert (error.failure.boundary, error.failure.kind) == (Boundary.CONTRACT, "engine.identity")
+
+
+async def test_an_answer_for_its_request_that_is_no_generation_breaks_the_contract() -> None:
+    error = await _failure(json_answer({"meta_info": {"id": "rid-1"}}))
     assert (error.failure.boundary, error.failure.kind) == (Boundary.CONTRACT, "engine.answer")
+
+
+@pytest.mark.parametrize(
+    ("meta", "reason"),
+    [
+        ({"id": "rid-2"}, "its id is 'rid-2'"),
+        ({"id": None}, "its id is None"),
+        ({"prompt_tokens": 3}, "its prompt has 3 tokens, not 2"),
+        ({"request_hash": "0"}, "its request_hash is that of another prompt, sampling or adapter"),
+    ],
+)
+async def test_an_answer_for_another_request_is_a_contract_failure_that_says_why(meta: Any, reason: str) -> None:
+    error = await _failure(json_answer(GOOD | {"meta_info": GOOD["meta_info"] | meta}))
+    assert (error.failure.boundary, error.failure.kind) == (Boundary.CONTRACT, "engine.identity")
+    assert error.failure.message == f"main-0 answered something else than request rid-1: {reason}"
+
+
+async def test_an_answer_whose_tokens_were_cut_off_breaks_the_contract() -> None:
+    emptied = {"output_ids": [], "meta_info": GOOD["meta_info"] | {"completion_tokens": 2}}
+    error = await _failure(json_answer(emptied))
+    assert (error.failure.kind, "0 output_ids of 2 tokens" in str(error)) == ("engine.answer", True)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_gateway_that_got_no_answer_is_an_engine_that_cannot_be_reached(status: int) -> None:
+    error = await _failure(plain_answer(b"", status))
+    assert (error.failure.boundary, error.failure.kind) == (Boundary.ENGINE, "unreachable")
+
+
+@pytest.mark.parametrize("words", ["Duplicate request ID detected: rid-1", "duplicate request id in flight: rid-1"])
+async def test_the_copy_of_a_request_is_no_refusal_of_it(words: str) -> None:
+    error = await _failure(json_answer({"error": {"message": words}}, 400))
+    assert error.failure.kind == "unreachable"
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "seconds"),
+    [
+        (503, "2", 2.0),
+        (429, "0", 0.0),
+        (429, None, 1.0),
+        (503, "86400", 30.0),
+        (503, "soon", 1.0),
+        (503, "-1", 1.0),
+        (503, "Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        (503, "Wed, 21 Oct 2115 07:28:00 GMT", 30.0),
+    ],
+)
+async def test_an_engine_under_load_says_when_to_ask_again(status: int, header: str | None, seconds: float) -> None:
+    line = f"retry-after: {header}\r\n" if header else ""
+    error = await _failure(f"HTTP/1.1 {status} X\r\n{line}content-length: 0\r\n\r\n".encode())
+    assert isinstance(error, EngineBusyError)
+    assert (error.failure.kind, error.retry_after_s) == ("busy", seconds)
+
+
+async def test_a_pause_whose_answer_is_lost_is_sent_again() -> None:
+    async with canned_server({"/pause_generation": HANGS_UP}) as server:
+        client = EngineClient("main-0", server.url, PATIENT)
+        pausing = asyncio.create_task(client.pause())
+        while not client.repeated_calls:
+            await asyncio.sleep(0.001)
+        server.answers["/pause_generation"] = json_answer({"num_paused_requests": 3})
+        assert await pausing == 3
+        await client.close()
+    assert client.repeated_calls["/pause_generation"] >= 1
+
+
+@pytest.mark.parametrize("answer", [HANGS, HANGS_UP, plain_answer(b"", 502)])
+async def test_a_resume_that_is_never_answered_ends_at_its_deadline(answer: bytes) -> None:
+    async with canned_server({"/continue_generation": answer}) as server:
+        client = EngineClient("main-0", server.url, ClientConfig(control_s=0.6))
+        with pytest.raises(EngineError, match="/continue_generation"):
+            await client.resume()
+        await client.close()
+    assert len(server.seen) > 2
+    assert client.repeated_calls["/continue_generation"] == len(server.seen) - 1
+
+
+async def test_a_resume_that_the_engine_refuses_is_not_sent_again() -> None:
+    async with canned_server({"/continue_generation": json_answer({"error": "no"}, 400)}) as server:
+        client = EngineClient("main-0", server.url, PATIENT)
+        with pytest.raises(EngineError, match="HTTP 400: no"):
+            await client.resume()
+        await client.close()
+    assert len(server.seen) == 1
 
 
 async def test_a_good_answer_is_read_and_its_connection_used_again() -> None:
@@ -134,7 +224,7 @@ async def test_control_calls_past_their_deadline_are_named() -> None:
     assert "/pause_generation took longer than 0.2 s" in await _control_error("/pause_generation", HANGS, "pause")
     message = await _control_error("/update_weights_from_disk", HANGS, "update_weights_from_disk", "/w", version)
     assert message == "engine main-0: /update_weights_from_disk took longer than 0.2 s"
-    assert "does not answer: TimeoutError" in await _control_error("/model_info", HANGS, "model_info")
+    assert "does not answer within 0.2 s" in await _control_error("/model_info", HANGS, "model_info")
 
 
 @pytest.mark.parametrize("info", [{}, {"weight_version": "default"}, {"weight_version": None}, [], "text"])

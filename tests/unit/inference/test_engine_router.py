@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from agentrl.inference.attempts import Cause
 from agentrl.inference.fleet import EngineState, Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.types.errors import Boundary, EpisodeError
@@ -188,7 +189,7 @@ async def test_a_reply_under_a_version_that_nobody_has_proven_is_not_committed(f
     assert {span.version for span in generation.versions} == {FIRST}
     assert generation.regenerated_tokens == 3
     assert engines[1].sessions == ["mine"]
-    assert (router.fenced, router.regenerated) == (1, 1)
+    assert (router.resent, router.regenerated) == ({Cause.FENCED: 1}, 1)
     assert router.fleet.members["a"].state is EngineState.STALE
     assert "a wrote under version 0.1, but is proven to hold 0.0" in router.fleet.aside["a"]
 
@@ -198,7 +199,8 @@ async def test_a_reply_under_a_version_that_the_engine_no_longer_holds_is_not_co
     router.fleet.begin_proof("a", SECOND)
     router.fleet.proven("a")
     await router.generate(_request("mine"))
-    assert (router.fenced, engines[0].sessions, engines[1].sessions) == (1, ["mine"], ["mine"])
+    assert router.resent == {Cause.FENCED: 1}
+    assert (engines[0].sessions, engines[1].sessions) == (["mine"], ["mine"])
 
 
 @pytest.mark.parametrize("is_right", [True, False])
@@ -218,7 +220,7 @@ async def test_a_reply_under_proof_waits_for_the_verdict(fleet: Parts, is_right:
         router.fleet.disproven("a", "wrong weights")
     versions = [span.version for span in (await task).versions]
     assert versions == ([FIRST, SECOND] if is_right else [FIRST])
-    assert router.fenced == (0 if is_right else 1)
+    assert router.resent == ({} if is_right else {Cause.FENCED: 1})
 
 
 async def test_requests_of_an_engine_that_dies_go_elsewhere_at_once(fleet: Parts) -> None:

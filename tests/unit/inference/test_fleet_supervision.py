@@ -9,7 +9,7 @@ from agentrl.inference.config import FleetConfig
 from agentrl.inference.fleet import EngineState, Fleet
 from agentrl.inference.supervision import FleetSupervisor
 from agentrl.testing.clock import run_virtual
-from agentrl.types.errors import EngineError
+from agentrl.types.errors import AgentRLError, EngineError, EngineRestartedError, EngineTakenError
 from agentrl.types.version import PolicyVersion
 
 FIRST, SECOND = PolicyVersion(0, 0), PolicyVersion(0, 1)
@@ -21,8 +21,12 @@ class ProbedEngine:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.answer: PolicyVersion | EngineError | None = FIRST
+        self.answer: PolicyVersion | AgentRLError | None = FIRST
         self.is_there = True
+        self.pauses_late = self.is_slow = False
+
+    async def resume(self) -> None:
+        self.pauses_late = False
 
     async def ping(self) -> None:
         if not self.is_there:
@@ -31,7 +35,11 @@ class ProbedEngine:
     async def probe(self) -> PolicyVersion:
         if self.answer is None:
             await asyncio.Event().wait()
-        if isinstance(self.answer, EngineError):
+        if self.is_slow:
+            await asyncio.sleep(1.5)
+        if self.pauses_late:
+            raise EngineError(f"engine {self.name} is paused")
+        if isinstance(self.answer, AgentRLError):
             raise self.answer
         return self.answer  # type: ignore[return-value]
 
@@ -109,6 +117,30 @@ def test_an_engine_that_dies_while_its_weights_change_is_named_with_the_phase() 
     supervised(play)
 
 
+def test_an_engine_that_has_lost_its_mark_is_dead_at_once_and_taken_again() -> None:
+    async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
+        await asyncio.sleep(1.0)
+        engines[0].answer = EngineRestartedError("a has started again")
+        await asyncio.sleep(CONFIG.probe_s)
+        assert fleet.aside == {"a": "a has started again (in the phase generate)"}
+        await asyncio.sleep(CONFIG.probe_s + 2.0)
+        assert fleet.members["a"].engine is keeper.revived[0]
+        assert fleet.members["a"].state is EngineState.STALE
+
+    supervised(play)
+
+
+def test_an_engine_that_belongs_to_another_run_ends_this_one() -> None:
+    async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
+        engines[0].answer = EngineTakenError("a belongs to the run 'other'")
+        await asyncio.sleep(60.0)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        supervised(play)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, EngineTakenError)
+
+
 @pytest.mark.parametrize("silence", [None, EngineError("refused")])
 def test_a_silent_engine_is_suspect_then_dead_within_the_declared_time(silence: EngineError | None) -> None:
     async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
@@ -132,6 +164,47 @@ def test_a_suspect_that_answers_again_serves_again() -> None:
         await asyncio.sleep(5.0)
         assert fleet.healthy == ["a", "b"]
         assert not keeper.revived
+
+    supervised(play)
+
+
+def test_a_suspect_that_missed_a_publication_waits_for_weights() -> None:
+    async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
+        engines[0].answer = EngineError("busy")
+        await asyncio.sleep(5.0)
+        fleet.newest = SECOND
+        engines[0].answer = FIRST
+        await asyncio.sleep(5.0)
+        assert fleet.aside == {"a": "missed version 0.1 while it was suspect"}
+        assert fleet.stale == ["a"]
+
+    supervised(play)
+
+
+def test_an_engine_that_a_late_pause_has_reached_generates_again() -> None:
+    async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
+        engines[0].pauses_late = True
+        await asyncio.sleep(CONFIG.probe_s + 0.1)
+        assert fleet.healthy == ["b"], "it must not count as healthy while requests wait inside"
+        await asyncio.sleep(CONFIG.probe_s)
+        assert fleet.healthy == ["a", "b"]
+        assert not keeper.revived
+
+    supervised(play)
+
+
+def test_an_engine_that_is_paused_for_new_weights_while_it_is_probed_is_no_suspect() -> None:
+    async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
+        engines[0].is_slow = True
+        await asyncio.sleep(CONFIG.probe_s + 0.1)
+        async with fleet.members["a"].turn:
+            engines[0].pauses_late = True
+            await asyncio.sleep(1.0)
+            fleet.begin_proof("a", SECOND)
+            fleet.proven("a")
+            engines[0].answer = SECOND
+        await asyncio.sleep(1.0)
+        assert fleet.healthy == ["a", "b"]
 
     supervised(play)
 

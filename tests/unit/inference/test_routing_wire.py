@@ -6,7 +6,6 @@ import base64
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 
 from agentrl.inference.wire import generation_body, parse_generation
@@ -35,12 +34,12 @@ def _answer(**meta: Any) -> dict[str, Any]:
 
 
 def test_a_request_asks_for_experts_from_the_first_position_that_is_not_on_record() -> None:
-    body = orjson.loads(generation_body(_request(start=2)))
+    body = generation_body(_request(start=2))
     assert (body["return_routed_experts"], body["routed_experts_start_len"]) == (True, 2)
 
 
 def test_a_request_that_wants_no_experts_does_not_mention_them() -> None:
-    assert not [key for key in orjson.loads(generation_body(_request(routing=None))) if "routed" in key]
+    assert not [key for key in generation_body(_request(routing=None)) if "routed" in key]
 
 
 def test_experts_are_read_as_positions_by_layers_by_choices() -> None:

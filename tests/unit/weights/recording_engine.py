@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import numpy as np
+
 from agentrl.types.batch import Receipt, WeightsManifest
-from agentrl.types.errors import EngineError, EngineRefusedError
-from agentrl.types.version import PolicyVersion
+from agentrl.types.errors import EngineError, EngineRefusedError, EpisodeError
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest
+from agentrl.types.version import PolicyVersion, VersionSpan
 
 OLD, NEW = PolicyVersion(0, 3), PolicyVersion(0, 4)
 MANIFEST = WeightsManifest("main", NEW, "/staged/0.4", {"a": "11", "b": "22"}, 100)
 
 
 class RecordingEngine:
-    """Writes down the control calls it gets; `failing` is the one that raises, all wait for the gate."""
+    """Writes down the calls it gets; `failing` is the one that raises, all wait for the gate.
+
+    A generation gives what is next in `draws`, else token 5 at -0.5, of version `writes` or of what it serves.
+    """
 
     def __init__(self, name: str, failing: str | None = None) -> None:
         self.name, self.failing = name, failing
@@ -22,6 +28,9 @@ class RecordingEngine:
         self.version = OLD
         self.checksums = {"a": "11", "b": "22"}
         self.scores: list[float] = []
+        self.draws: list[tuple[int, float] | EpisodeError] = []
+        self.drawn: list[GenerationRequest] = []
+        self.writes: PolicyVersion | None = None
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -40,6 +49,10 @@ class RecordingEngine:
         await self._call("swap")
         self.version = version
 
+    async def rename(self, version: PolicyVersion) -> None:
+        await self._call("rename")
+        self.version = version
+
     async def receipt(self) -> Receipt:
         await self._call("receipt")
         return Receipt(self.name, self.version, self.checksums, 0.0, 0)
@@ -50,6 +63,17 @@ class RecordingEngine:
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         await self._call("score")
         return self.scores
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        await self._call("generate")
+        answer = self.draws.pop(0) if self.draws else (5, -0.5)
+        if isinstance(answer, EpisodeError):
+            raise answer
+        token, logprob = answer
+        spans = (VersionSpan(self.writes or self.version, 0, 1),)
+        ids, logprobs = np.asarray([token], np.int32), np.asarray([logprob], np.float32)
+        self.drawn.append(request)
+        return Generation(ids, logprobs, spans, spans, FinishReason.LENGTH)
 
     async def ping(self) -> None:
         await self._call("ping")

@@ -8,11 +8,23 @@ from recording_engine import MANIFEST, NEW, OLD, RecordingEngine
 from agentrl.inference.fleet import Fleet
 from agentrl.testing.clock import run_virtual
 from agentrl.types.batch import WeightsManifest
-from agentrl.types.errors import PublishError
+from agentrl.types.errors import EngineError, PublishError
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl.weights.resync import Resynchronizer
+
+
+class GoneEngine(RecordingEngine):
+    """No call reaches it until it is back."""
+
+    is_gone = True
+
+    async def _call(self, name: str) -> None:
+        if self.is_gone:
+            raise EngineError("does not answer")
+        await super()._call(name)
+
 
 FIRST = WeightsManifest("main", OLD, "/model", {}, 0)
 
@@ -37,6 +49,23 @@ def test_an_engine_set_aside_comes_back_with_a_receipt_while_the_others_are_left
         assert fleet.members["broken"].version == NEW
         assert good.calls == calls
         assert resynchronizer.resyncs == 1
+        running.cancel()
+
+    run_virtual(run())
+
+
+def test_an_engine_that_does_not_answer_has_not_failed_however_long_it_is_gone() -> None:
+    async def run() -> None:
+        engine = GoneEngine("gone")
+        fleet = Fleet([engine], OLD)  # type: ignore[list-item]
+        publisher = StagedPublisher(fleet, DiskTransport(), PublishConfig(), FIRST, wait_s=600.0)
+        running = asyncio.create_task(Resynchronizer(fleet, publisher).run())
+        publishing = asyncio.create_task(publisher.publish(MANIFEST))
+        await asyncio.sleep(300.0)
+        assert not running.done()
+        engine.is_gone = False
+        (receipt,) = await publishing
+        assert receipt.version == NEW
         running.cancel()
 
     run_virtual(run())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import suppress
 
 import pytest
 from recording_engine import MANIFEST, NEW, OLD, RecordingEngine
@@ -9,6 +10,7 @@ from recording_engine import MANIFEST, NEW, OLD, RecordingEngine
 from agentrl.inference.fleet import EngineState, Fleet
 from agentrl.types.batch import Canary, Receipt, WeightsManifest
 from agentrl.types.errors import EngineError, PublishError
+from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
@@ -216,3 +218,63 @@ async def test_an_engine_that_holds_another_version_at_the_start_is_set_aside() 
     publisher, fleet = _publisher(engine)
     await publisher.prove()
     assert fleet.aside == {"x": "receipt of version 0.3 failed: serves version 0.4 instead of 0.3"}
+
+
+NEWER = PolicyVersion(0, 5)
+UNCHANGED = dataclasses.replace(MANIFEST, version=NEWER, unchanged_since=NEW)
+
+
+async def test_a_version_of_the_same_weights_is_told_and_proven_without_a_pause() -> None:
+    engine = RecordingEngine("x")
+    publisher, fleet = _publisher(engine)
+    await publisher.publish(MANIFEST)
+    engine.calls.clear()
+    receipt = (await publisher.publish(UNCHANGED))[0]
+    assert engine.calls == ["rename", "receipt"]
+    assert (receipt.version, receipt.aborted, receipt.gap_s) == (NEWER, 0, 0.0)
+    assert fleet.members["x"].version == NEWER
+    assert publisher.counts == {"publish/unchanged": 1}
+
+
+async def test_an_engine_that_missed_the_weights_of_an_unchanged_version_gets_them() -> None:
+    engine = RecordingEngine("x")
+    publisher, _ = _publisher(engine)
+    await publisher.publish(UNCHANGED)
+    assert engine.calls == ["pause", "swap", "receipt", "resume"]
+
+
+async def test_a_restarted_engine_gets_the_weights_that_its_predecessor_held() -> None:
+    first, second = RecordingEngine("x"), RecordingEngine("x")
+    publisher, fleet = _publisher(first)
+    await publisher.publish(MANIFEST)
+    fleet.dead("x", "killed")
+    fleet.restarted("x", second)  # type: ignore[arg-type]
+    publishing = asyncio.create_task(publisher.publish(UNCHANGED))
+    await asyncio.sleep(0)
+    assert isinstance(await publisher.sync("x"), Receipt)
+    with suppress(PublishError):
+        await publishing
+    assert second.calls == ["pause", "swap", "receipt", "resume"]
+
+
+@pytest.mark.parametrize("phase", ["rename", "receipt"])
+async def test_an_engine_that_cannot_be_renamed_is_set_aside_and_gets_the_weights(phase: str) -> None:
+    engine, other = RecordingEngine("x"), RecordingEngine("y")
+    publisher, fleet = _publisher(engine, other)
+    await publisher.publish(MANIFEST)
+    engine.failing = phase
+    assert [receipt.engine for receipt in await publisher.publish(UNCHANGED)] == ["y"]
+    assert fleet.aside == {"x": f"{phase} of version 0.5 failed: {phase} broke"}
+    engine.failing = None
+    engine.calls.clear()
+    assert isinstance(await publisher.sync("x"), Receipt)
+    assert engine.calls == ["pause", "swap", "receipt", "resume"]
+
+
+async def test_other_weights_under_the_name_of_an_unchanged_version_are_found() -> None:
+    engine, other = RecordingEngine("x"), RecordingEngine("y")
+    publisher, fleet = _publisher(engine, other)
+    await publisher.publish(MANIFEST)
+    engine.checksums = {"a": "11", "b": "33"}
+    await publisher.publish(UNCHANGED)
+    assert "1 of 2 tensors differ from the published ones" in fleet.aside["x"]

@@ -1,15 +1,14 @@
-"""Lanes keep a connection as long as a server certainly does, and no longer."""
+"""Connections are kept as long as a server certainly keeps them, and no longer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 import uvicorn
 
-from agentrl.inference.transport import KEEP_ALIVE_S, LaneTransport
+from agentrl.inference.transport import KEEP_ALIVE_S, HttpConnections, decoded
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -35,14 +34,15 @@ async def server() -> AsyncIterator[tuple[str, list[int]]]:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", answered
 
 
-@pytest.mark.parametrize(("keep_alive_s", "connections"), [(60.0, [3]), (0.0, [1, 1, 1])])
-async def test_a_lane_that_was_idle_for_too_long_opens_a_new_connection(
+@pytest.mark.parametrize(("keep_alive_s", "connections"), [(60.0, [3]), (-1.0, [1, 1, 1])])
+async def test_a_connection_that_was_idle_for_too_long_is_not_used_again(
     server: tuple[str, list[int]], keep_alive_s: float, connections: list[int]
 ) -> None:
     url, answered = server
-    async with httpx.AsyncClient(base_url=url, transport=LaneTransport(keep_alive_s)) as http:
-        for _ in range(3):
-            assert (await http.get("/model_info")).json() == {}
+    http = HttpConnections(url, {}, connect_s=5.0, keep_alive_s=keep_alive_s)
+    for _ in range(3):
+        assert decoded(await http.request("GET", "/model_info")) == {}
+    await http.close()
     assert answered == connections
 
 

@@ -1,0 +1,135 @@
+"""Swaps in place, with the KV kept: every token is recomputed under the weights that its span names.
+
+The measure is a plain Hugging Face forward pass by two sets of weights that share one KV cache, as the server's did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_server import EngineCalls, Reference, logprobs_of, spans_of
+
+from agentrl.inference.client import EngineClient
+from agentrl.types.generation import Generation, GenerationRequest, Sampling
+from agentrl.types.version import PolicyVersion, VersionSpan
+
+FIRST = PolicyVersion(0, 0)
+GAP_NATS = 1e-3
+TELLING_GAP_NATS = 0.02
+NUM_TOKENS = 160
+NUM_REQUESTS = 9  # some of them wait: six run at once
+NUM_SWAPS = 4
+PIECE_TOKENS = 64  # of a prompt, in one step of the servers of these tests
+LONG_PROMPT = [3 + number * 7 % 300 for number in range(900)]
+
+
+def _request(rid: str, prompt: Sequence[int], num_tokens: int, expects: PolicyVersion) -> GenerationRequest:
+    ids = np.asarray(prompt, np.int32)
+    return GenerationRequest(rid, rid, ids, num_tokens, (), Sampling(), 7, expects=expects)
+
+
+class Swaps:
+    """Two sets of weights in turn, set ``step % 2`` as version ``0.step``, in place."""
+
+    def __init__(self, engine: EngineCalls, client: EngineClient) -> None:
+        self.models = (engine.server.model, engine.server.other_model)
+        self.version = FIRST
+        self._client = client
+
+    async def swap(self) -> None:
+        self.version = self.version.next()
+        await self._client.pause()
+        await self._client.update_weights_from_disk(str(self.model_of(self.version)), self.version)
+        await self._client.resume()
+
+    def model_of(self, version: PolicyVersion) -> Path:
+        return self.models[version.step % 2]
+
+
+def _parts(swaps: Swaps, num_prompt: int, spans: Sequence[VersionSpan], late: int = 0) -> list[tuple[Path, int]]:
+    """Which weights forwarded up to where: the token before a span's first is the first that its weights forward."""
+    ends = [num_prompt + span.end - 1 + late for span in spans[:-1]] + [num_prompt + spans[-1].end]
+    return [(swaps.model_of(span.version), end) for span, end in zip(spans, ends, strict=True)]
+
+
+def _gaps(reference: Reference, parts: list[tuple[Path, int]], prompt: list[int], generation: Generation) -> np.ndarray:
+    """Differences between reported and recomputed log-probabilities, one per sampled token."""
+    output = generation.token_ids.tolist()
+    table = reference.switched(parts, prompt + output)[len(prompt) - 1 : -1].numpy()
+    return np.abs(table[np.arange(len(output)), output] - generation.logprobs)
+
+
+async def test_tokens_of_running_and_waiting_requests_name_the_weights_that_drew_them(
+    in_place_engine: EngineCalls, reference: Reference
+) -> None:
+    client = in_place_engine.server.client("in_place")
+    swaps, chance = Swaps(in_place_engine, client), random.Random(5)
+    prompts = [[20 + number, 31, 42, 53, 64, 75, 86] for number in range(NUM_REQUESTS)]
+    playing = [
+        asyncio.create_task(client.generate(_request(f"swapped-in-place-{number}", prompt, NUM_TOKENS, FIRST)))
+        for number, prompt in enumerate(prompts)
+    ]
+    for _ in range(NUM_SWAPS):
+        await asyncio.sleep(chance.uniform(0.03, 0.2))
+        await swaps.swap()
+    replies = await asyncio.gather(*playing)
+    assert max(len(reply.versions) for reply in replies) > 2, "no request lived through several swaps"
+    for prompt, reply in zip(prompts, replies, strict=True):
+        parts = _parts(swaps, len(prompt), reply.versions)
+        assert _gaps(reference, parts, prompt, reply).max() < GAP_NATS
+        assert {span.version for span in reply.kv_versions} <= {span.version for span in reply.versions} | {FIRST}
+        if len(reply.versions) > 1:
+            shifted = _parts(swaps, len(prompt), reply.versions, late=1)
+            assert _gaps(reference, shifted, prompt, reply).max() > TELLING_GAP_NATS, "a shift by one must show"
+    await client.close()
+
+
+async def test_a_request_whose_prompt_was_half_read_at_the_swap_does_not_claim_fresh_kv(
+    in_place_engine: EngineCalls, reference: Reference
+) -> None:
+    client = in_place_engine.server.client("in_place")
+    swaps, num_mixed = Swaps(in_place_engine, client), 0
+    for number in range(12):
+        before = swaps.version
+        prompt = [3 + number, *LONG_PROMPT]
+        playing = asyncio.create_task(client.generate(_request(f"half-read-{number:04d}", prompt, 8, before)))
+        await asyncio.sleep(0.01 + 0.008 * number)
+        await swaps.swap()
+        reply = await playing
+        if reply.versions[0].version == before:
+            continue
+        ends = range(0, len(prompt), PIECE_TOKENS)
+        old, new = swaps.model_of(before), swaps.model_of(swaps.version)
+        whole = len(prompt) + len(reply.token_ids)
+        gaps = {end: _gaps(reference, [(old, end), (new, whole)], prompt, reply).max() for end in ends}
+        kept = min(gaps, key=gaps.__getitem__)
+        assert gaps[kept] < GAP_NATS, f"no split of the prompt explains the reply: {gaps}"
+        if kept:
+            num_mixed += 1
+            assert reply.kv_versions == (VersionSpan(before, 0, len(reply.token_ids)),)
+    assert num_mixed, "no swap came while a prompt was being read"
+    await client.close()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+async def test_a_server_that_schedules_ahead_gives_the_token_in_its_queue_the_label_of_the_next_weights(
+    engine: EngineCalls, reference: Reference, late: int
+) -> None:
+    prompt = [20, 31, 42, 53, 64, 75, 86]
+    task = await engine.start_running(prompt, max_new_tokens=NUM_TOKENS, temperature=1.0, ignore_eos=True)
+    await engine.ok("/pause_generation", mode="in_place")
+    await engine.load(engine.server.other_model, "0.1", flush_cache=False)
+    await engine.ok("/continue_generation")
+    answer = await task
+    (_, _, switch), _ = spans_of(answer)
+    ids = prompt + answer["output_ids"]
+    parts = [(engine.server.model, len(prompt) + switch - 1 + late), (engine.server.other_model, len(ids))]
+    table = reference.switched(parts, ids)[len(prompt) - 1 : -1].numpy()
+    gaps = np.abs(table[np.arange(NUM_TOKENS), answer["output_ids"]] - np.asarray(logprobs_of(answer)))
+    is_late = engine.server.traits.labels_tokens_in_its_queue_late
+    assert (gaps.max() < GAP_NATS) == (is_late == bool(late))
