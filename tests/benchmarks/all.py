@@ -22,7 +22,7 @@ BENCHMARKS = (
     "power_loss",
     "control",
 )
-ON_REQUEST = ("abort_storm_sglang", "fault_recovery_sglang", "publish_gap")
+ON_REQUEST = ("abort_storm_sglang", "fault_recovery_sglang", "publish_gap", "learning_vs_trl", "trainer_vs_trl")
 
 
 def main() -> None:

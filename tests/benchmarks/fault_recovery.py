@@ -25,6 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from agentrl.inference.attempts import Cause
 from agentrl.inference.config import FleetConfig
 from agentrl.inference.fleet import EngineState
 from agentrl.testing.chaos import Fault, FaultKind, FaultPhase
@@ -228,7 +229,7 @@ async def measure(folder: Path, faults: list[Fault], setting: Setting, benchmark
         unproven_spans_without_fence=unproven,
         publications=publications,
         regenerated=router.regenerated,
-        fenced=router.fenced,
+        fenced=router.resent[Cause.FENCED],
         players=PLAYERS,
     )
 

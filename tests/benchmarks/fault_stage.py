@@ -250,4 +250,5 @@ def make_canary(folder: Path) -> Canary:
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     logprobs_TV = network(torch.tensor([CANARY_IDS])).logits[0].log_softmax(-1)
     picked = logprobs_TV[:-1].gather(1, torch.tensor(CANARY_IDS[1:])[:, None])[:, 0]
-    return Canary(CANARY_IDS, tuple(picked.tolist()))
+    next_logprobs, next_ids = logprobs_TV[-1].topk(16)
+    return Canary(CANARY_IDS, tuple(picked.tolist()), tuple(next_ids.tolist()), tuple(next_logprobs.tolist()))

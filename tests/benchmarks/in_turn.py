@@ -47,7 +47,7 @@ class Program:
             time.sleep(min(_POLL_S, max(0.0, started + moment_s - time.time())))
         _send(self.process.pid, signal.SIGSTOP)
         self.moments.append((started, time.time()))
-        self.processor_s |= _processor_s(_family(self.process.pid))
+        self.processor_s |= processor_s(family(self.process.pid))
 
 
 def run_in_turn(programs: Sequence[Program], are_done: Callable[[], bool], moment_s: float = MOMENT_S) -> None:
@@ -73,14 +73,14 @@ def run_in_turn(programs: Sequence[Program], are_done: Callable[[], bool], momen
 def _send(pid: int, number: signal.Signals) -> None:
     """Signal a process and its descendants, parents first, until none is new."""
     seen: set[int] = set()
-    while new := _family(pid) - seen:
+    while new := family(pid) - seen:
         for member in sorted(new):
             with suppress(ProcessLookupError):
                 os.kill(member, number)
         seen |= new
 
 
-def _processor_s(members: set[int]) -> dict[int, float]:
+def processor_s(members: set[int]) -> dict[int, float]:
     """Seconds that each has used so far; those that have ended are left out."""
     seconds = {}
     for member in members:
@@ -90,7 +90,7 @@ def _processor_s(members: set[int]) -> dict[int, float]:
     return seconds
 
 
-def _family(pid: int) -> set[int]:
+def family(pid: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

@@ -234,7 +234,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("models/smollm2"))
     model = parser.parse_args().model
     if not (model / "model.safetensors").is_file():
-        raise SystemExit(f"no model at {model}; make it with `agentrl warmstart environments/sql/smollm2-import.toml`")
+        raise SystemExit(
+            f"no model at {model}; make it with `agentrl warmstart environments/facts/smollm2-import.toml`"
+        )
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(model, Path(folder)))
 

@@ -1,0 +1,50 @@
+"""Success of many weights of one model on the same held-out tasks, by one engine that loads them in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.orchestration.assembly import start_evaluator
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.local import LocalRuntime
+from agentrl.orchestration.players import build_environments
+from agentrl.tokens.chat import ChatFormat
+from agentrl.types.batch import WeightsManifest
+from agentrl.types.version import PolicyVersion
+
+
+async def heldout_curve(
+    config: RunConfig, model: Path, folders: Sequence[Path], num_tasks: int, enough: float, logs: Path
+) -> list[float]:
+    """Mean reward of a model, then of the weights in each folder, up to the second in a row that reaches `enough`."""
+    logs.mkdir(parents=True, exist_ok=True)
+    (name,) = config.policies
+    runtime = LocalRuntime(config, logs)
+    environments = build_environments(config, logs)
+    chat = ChatFormat.load(model, config.policies[name].chat)
+    try:
+        evaluator = await start_evaluator(config, runtime, chat, environments, model, PolicyVersion(0, 0))
+        means = [(await evaluator.run(PolicyVersion(0, 0), num_tasks)).mean]
+        for step, folder in enumerate(folders, start=1):
+            version = PolicyVersion(0, step)
+            await evaluator.load(WeightsManifest(name, version, str(folder.resolve()), {}, 0))
+            means.append((await evaluator.run(version, num_tasks)).mean)
+            if min(means[-2:]) >= enough:
+                break
+    finally:
+        await runtime.close()
+        await environments.close()
+    return means
+
+
+def crossing(values: Sequence[float], level: float) -> float | None:
+    """Where values, at 0, 1, 2 and so on, first reach a level, interpolated; None if they never do.
+
+    Example: ``crossing([0.2, 0.8, 1.0], 0.9)`` is 1.5.
+    """
+    for step, value in enumerate(values):
+        if value >= level:
+            before = values[step - 1] if step else value
+            return float(step) if value == before else step - 1 + (level - before) / (value - before)
+    return None
