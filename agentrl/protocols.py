@@ -45,6 +45,9 @@ class Engine(Protocol):
     async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
         """Take the weights in a folder and flush the KV cache; only while paused."""
 
+    async def rename(self, version: PolicyVersion) -> None:
+        """Call the weights that are served another version, which has the same; interrupts nothing."""
+
     async def load_adapter(self, path: str, version: PolicyVersion) -> None:
         """Take a LoRA adapter from a folder; generations that begin later use it."""
 
@@ -187,8 +190,8 @@ class EpisodeBuffer(Protocol):
 class Trainer(Protocol):
     """Turns version v of one policy into v+1."""
 
-    async def step(self, batch: TrainBatch) -> StepReport:
-        """One optimizer step."""
+    async def step(self, batch: TrainBatch, is_redo: bool = False) -> StepReport:
+        """Learn from one batch; a redo repeats a step that is on record."""
 
     async def canary(self, token_ids: list[int]) -> Canary:
         """What the current weights say of some tokens, for engines to repeat."""

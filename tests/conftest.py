@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="embedded",
         help="what the engine tests run against: embedded, sglang (see deploy/sglang-cpu), or a base URL",
     )
+    parser.addoption(
+        "--device",
+        default="cpu",
+        choices=("cpu", "cuda"),
+        help="what tests/gpu computes on: cuda by `make test-gpu`; cpu everywhere else, so that it has been run before",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A GPU that was asked for and is not there is an error, not a reason to skip."""
+    if config.getoption("--device") == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError(
+                f"--device cuda: torch {torch.__version__} of {sys.executable} finds no CUDA device. Run "
+                "`make test-gpu` on a machine where nvidia-smi lists a GPU, with PYTHON=/path/to/python whose torch is "
+                "built for it"
+            )
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ class BufferConfig(ConfigModel):
     group_size: Annotated[int, Field(gt=0)] = 8
     """Episodes of one task; their mean reward is the baseline. 1 has no baseline."""
     groups_per_step: Annotated[int, Field(gt=0)] = 8
-    """Groups that make one optimizer step."""
+    """Groups of one batch, which makes one version of the policies."""
     max_staleness: Annotated[int, Field(ge=0)] = 4
-    """Optimizer steps between the weights that sampled a token and those that train on it. 0 generates
+    """Steps between the weights that sampled a token and those that train on it. 0 generates
     and trains in turn, reproducibly; 2 to 8 keep both busy. Below 4 long episodes lose tokens that are too old
     (the benchmark `selection_bias` measures how many)."""
     staleness: Literal["mask_spans", "wait", "withhold"] = "mask_spans"

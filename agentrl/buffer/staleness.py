@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -39,6 +40,15 @@ def train_view(
         for trajectory in build_trajectories(episode)
         if episode.policy_of(trajectory.agent) == policy
     )
+
+
+def without_fresh_tokens(batch: TrainBatch) -> TrainBatch:
+    """A batch for weights of another epoch than those it was taken with: they drew none of its tokens."""
+    episodes = tuple(
+        replace(e, trajectories=tuple(replace(t, fresh=np.zeros_like(t.loss_mask)) for t in e.trajectories))
+        for e in batch.episodes
+    )
+    return replace(batch, episodes=episodes)
 
 
 def oldest_staleness(trajectories: Iterable[TrainTrajectory]) -> int:
@@ -79,10 +89,13 @@ def wait_permits(outstanding: Mapping[int, int], version_step: int, max_stalenes
 
 def _mask(trajectory: Trajectory, version: PolicyVersion, max_staleness: int) -> TrainTrajectory:
     staleness = np.zeros(len(trajectory.token_ids), np.int32)
+    fresh = trajectory.sampled
     for span in trajectory.versions:
         staleness[span.start : span.end] = _staleness(span.version, version, max_staleness)
+    for span in (*trajectory.versions, *trajectory.kv_versions):
+        fresh[span.start : span.end] &= span.version == version
     mask = trajectory.sampled & (staleness <= max_staleness)
-    return TrainTrajectory(trajectory, mask, staleness)
+    return TrainTrajectory(trajectory, mask, staleness, fresh)
 
 
 def _staleness(writer: PolicyVersion, version: PolicyVersion, max_staleness: int) -> int:

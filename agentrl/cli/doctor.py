@@ -12,7 +12,7 @@ import typer
 
 from agentrl.cli.errors import reported
 
-_PACKAGES = ("torch", "transformers", "renderers", "tokenizers", "safetensors", "httpx", "pydantic")
+_PACKAGES = ("torch", "transformers", "renderers", "tokenizers", "safetensors", "aiohttp", "pydantic")
 _MIN_FREE_BYTES = 2 << 30
 
 

@@ -8,6 +8,7 @@ from agentrl.cli.doctor import doctor
 from agentrl.cli.engine import engine
 from agentrl.cli.environments import environments
 from agentrl.cli.evaluate import evaluate
+from agentrl.cli.model import model
 from agentrl.cli.replay import replay
 from agentrl.cli.runs import runs
 from agentrl.cli.show import show
@@ -30,6 +31,7 @@ app.command()(show)
 app.command()(replay)
 app.command()(doctor)
 app.add_typer(runs, name="runs")
+app.add_typer(model, name="model")
 app.add_typer(environments, name="env")
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ class PhaseProgress:
 class RunProgress(PhaseProgress):
     """Progress of a training run: a bar of steps, a line for every evaluation and every few steps."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_idle = 0
+
     def __enter__(self) -> RunProgress:
         super().__enter__()
         return self
@@ -71,13 +75,30 @@ class RunProgress(PhaseProgress):
         self.console.print(f"run folder: {run}", soft_wrap=True)
 
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Show the step."""
+        """Show the step, and say what the trainer would not learn from."""
+        mismatched = metrics.get("trainer/mismatched_sequences", 0.0)
+        if mismatched:
+            self.console.print(
+                f"  step {step:>4}  [red]{mismatched:.0f} sequences masked[/red]: trainer and engine differ by up to "
+                f"{metrics['trainer/fresh_gap_max_nats']:.2g} nats on tokens of the same weights",
+                soft_wrap=True,
+            )
+        is_idle = not metrics["trainer/optimizer_steps"]
+        self._num_idle += is_idle
+        if is_idle and self._num_idle == 1:
+            self.console.print(
+                f"  step {step:>4}  nothing to learn: rewards differ within no group, or no token is young enough. The "
+                "version rises and the weights stay; counted from here on",
+                soft_wrap=True,
+            )
         note = (
             f"reward {metrics['batch/reward_mean']:.2f}  "
             f"staleness {metrics['buffer/staleness_mean_steps']:.1f}  "
             f"aborted {metrics['rollout/aborted_generations']:.0f}  "
             f"step {metrics['time/step_s']:.1f} s"
         )
+        if self._num_idle:
+            note += f"  nothing to learn {self._num_idle} times"
         self.on_progress(step, self._total, note)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:

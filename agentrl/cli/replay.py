@@ -30,6 +30,7 @@ _COLOURS = {
     "clipped: low": "yellow",
     "clipped: high": "magenta",
     "rejected": "red",
+    "masked: mismatched": "bright_red",
     "masked": "blue",
     "skipped": "cyan",
     "dropped": "bright_black",
@@ -46,7 +47,7 @@ def replay(
     json: Annotated[Path | None, typer.Option(help="Write one line of JSON for every token to this file.")] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the trainer computes.")] = "cpu",
 ) -> None:
-    """Do one optimizer step again, from the journal, and say what became of every token and why."""
+    """Do the step over one batch again, from the journal, and say what became of every token and why."""
     from agentrl.cli.progress import PhaseProgress
     from agentrl.orchestration.replay import replay_step, write_token_rows
     from agentrl.orchestration.run_directory import RunDirectory
@@ -82,6 +83,8 @@ def _rules(config: RunConfig) -> str:
     """The options that decide about tokens, with the names that a recipe has for them."""
     algorithm = next(iter(config.policies.values())).algorithm
     parts = [f"loss {_options(algorithm.loss)}", f"correction {_options(algorithm.correction)}"]
+    if algorithm.minibatches * algorithm.epochs > 1:
+        parts.append(f"minibatches={algorithm.minibatches} epochs={algorithm.epochs}, fates of the last epoch")
     return "; ".join([*parts, f"staleness {config.buffer.staleness} max_staleness={config.buffer.max_staleness}"])
 
 
@@ -159,7 +162,7 @@ def _print_episode(console: Console, episode: EpisodeFates, tokenizer: FastToken
     text.append(f"\n\nreward {episode.episode.reward}; advantage {advantage}\n", "bold")
     console.print(text)
     table = plain_table(
-        ">branch", ">position", "token", ">turn", ">version", ">staleness", ">log mu", ">log pi", ">ratio",
+        ">branch", ">position", "token", ">turn", ">version", ">staleness", ">log mu", ">log pi", ">ratio", ">pi/prox",
         ">advantage", ">weight", "fate",
     )  # fmt: skip
     for row in token_rows(episode, tokenizer.decode):
@@ -179,7 +182,7 @@ def _cells(row: TokenRow) -> list[str | Text]:
     from rich.text import Text
 
     token = Text(repr(row.text)[1:-1])
-    numbers = (row.behaviour_logprob, row.trainer_logprob, row.ratio, row.advantage, row.weight)
+    numbers = (row.behaviour_logprob, row.trainer_logprob, row.ratio, row.proximal_ratio, row.advantage, row.weight)
     return [
         str(row.branch), str(row.position), token, str(row.turn), str(row.version), str(row.staleness),
         *("" if number is None else f"{number:.4f}" for number in numbers), _coloured(row.fate),

@@ -82,7 +82,7 @@ async def assembled(
     Raises:
         AgentRLError: a component could not be started; names it.
     """
-    runtime = LocalRuntime(config, run.logs)
+    runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
     recorder = Recorder(run, config.name, observer)
     environments = build_environments(config, run.logs)
     try:
@@ -113,6 +113,7 @@ async def _assemble(
     # With LoRA engines keep the base weights, and a checkpoint's adapter comes to them as every later one does.
     model = policy.model if policy.trainer.lora is not None else start.checkpoint or policy.model
     chat = ChatFormat.load(model, policy.chat)
+    chat.log_limits()
     async with asyncio.TaskGroup() as starting:
         engines = starting.create_task(runtime.start_engines(name, model, start.version))
         # The trainer goes on reading files of its model, and checkpoints are pruned: it starts from the first model.
@@ -171,14 +172,15 @@ async def _prove_first(
     evaluator: Evaluator | None,
 ) -> None:
     """Have the engines hold the first weights, and show that they do. Raises PublishError if none takes them."""
+    # Nobody brings engines back yet, so that there is nothing to wait for if all of them fail.
     if policy.trainer.lora is not None and start.checkpoint is not None:
         adapter = replace(first, path=str((start.checkpoint / ADAPTER_FOLDER).resolve()), kind="adapter")
-        await publisher.publish(adapter)
+        await publisher.begin(adapter)
         if evaluator is not None:
             await evaluator.load(adapter)
     elif isinstance(policy.engine, AttachedEngineConfig):
         # Nobody knows what an earlier run, or whoever started the engine, left in it.
-        await publisher.publish(first)
+        await publisher.begin(first)
     else:
         await publisher.prove()
 

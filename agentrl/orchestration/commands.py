@@ -7,14 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.inference.client import PauseMode
 from agentrl.inference.config import EmbeddedEngineConfig, SGLangEngineConfig, StartedEngineConfig
+from agentrl.inference.labels import Labels
 from agentrl.types.errors import ConfigError
 from agentrl.types.version import PolicyVersion
+
+_NO_OVERLAP = "--disable-overlap-schedule"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLaunch:
-    """What an engine process of a policy is started with; `number` counts the policy's engines."""
+    """What an engine process of a policy is started with; `number` counts the policy's engines.
+
+    `mark` is the run's, in the label of the weights.
+    """
 
     policy: str
     name: str
@@ -24,11 +31,18 @@ class EngineLaunch:
     is_deterministic: bool
     logs: Path
     number: int = 0
+    pause_mode: PauseMode = "abort"
+    mark: str | None = None
 
     @property
     def log(self) -> Path:
         """The file that takes its output."""
         return self.logs / f"{self.name}.log"
+
+    @property
+    def label(self) -> str:
+        """What the engine is to call its first weights."""
+        return Labels(self.name, "", self.mark).write(self.version)
 
 
 def engine_command(launch: EngineLaunch, port: int) -> tuple[list[str], dict[str, str]]:
@@ -40,7 +54,7 @@ def engine_command(launch: EngineLaunch, port: int) -> tuple[list[str], dict[str
 
 def _embedded(launch: EngineLaunch, config: EmbeddedEngineConfig, port: int) -> tuple[list[str], dict[str, str]]:
     command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(launch.model), "--port", str(port)]
-    command += ["--weight-version", str(launch.version), "--attended", "--threads", str(config.threads)]
+    command += ["--weight-version", launch.label, "--attended", "--threads", str(config.threads)]
     command += ["--deterministic"] if launch.is_deterministic else []
     for key, value in config.args.items():
         command += _embedded_option(key, value)
@@ -50,7 +64,9 @@ def _embedded(launch: EngineLaunch, config: EmbeddedEngineConfig, port: int) -> 
 def _sglang(launch: EngineLaunch, config: SGLangEngineConfig, port: int) -> tuple[list[str], dict[str, str]]:
     command = [sys.executable, "-m", "agentrl.process.attended", *config.command]
     command += ["--model-path", str(launch.model), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--weight-version", str(launch.version)]
+    command += ["--weight-version", launch.label]
+    if launch.pause_mode == "in_place" and not any(_sglang_name(key) == _NO_OVERLAP for key in config.args):
+        command.append(_NO_OVERLAP)  # else a token of the old weights is in its queue when it pauses
     for key, value in config.args.items():
         command += _sglang_option(key, value)
     environment = dict(config.env)
@@ -74,7 +90,11 @@ def _embedded_option(key: str, value: Any) -> list[str]:
 
 def _sglang_option(key: str, value: Any) -> list[str]:
     """Example: ``enable_lora, true`` gives ``--enable-lora``; false gives nothing, a list gives several words."""
-    name = f"--{key.replace('_', '-')}"
+    name = _sglang_name(key)
     if isinstance(value, bool):
         return [name] if value else []
     return [name, *(str(word) for word in (value if isinstance(value, list) else [value]))]
+
+
+def _sglang_name(key: str) -> str:
+    return f"--{key.replace('_', '-')}"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig
+from agentrl.inference.ownership import check_swaps_in_place, release, take
 from agentrl.orchestration.commands import EngineLaunch, engine_command
 from agentrl.process.parent import attended_environment
 from agentrl.process.ports import free_port
@@ -19,6 +23,9 @@ from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig
 
 _POLL_S = 0.05
+_SAY_AFTER_S = 2.0
+_SAY_EVERY_S = 30.0
+_log = logging.getLogger(__name__)
 
 
 class EngineProcess:
@@ -48,9 +55,11 @@ class EngineProcess:
                 env={**os.environ, **attended_environment(), **environment},
             )
         url = f"http://127.0.0.1:{port}"
-        engine = cls(launch, process, EngineClient(launch.name, url, client, publish.pause_mode))
+        engine = cls(launch, process, EngineClient(launch.name, url, client, publish.pause_mode, mark=launch.mark))
         try:
             await engine._wait_until_up(launch.log)
+            if publish.pause_mode == "in_place":
+                await check_swaps_in_place(engine.client)
         except BaseException:
             await engine.close()
             raise
@@ -98,34 +107,86 @@ class EngineProcess:
         return f"engine {self._launch.name} ended ({how}). End of {log}:\n{tail(log)}"
 
 
-async def attach_engines(
-    policy: str, config: AttachedEngineConfig, client: ClientConfig, publish: PublishConfig, version: PolicyVersion
-) -> list[EngineClient]:
-    """Clients of engines that run already, relabelled to the run's first version.
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """An engine that somebody else runs, and what a run needs to make it its own."""
 
-    Raises:
-        EngineError: one does not answer in time.
-    """
-    token = os.environ.get(config.token_variable) if config.token_variable else None
-    engines = []
-    for number, url in enumerate(config.urls):
-        engine = EngineClient(f"{policy}-{number}", url, client, publish.pause_mode, token)
-        await wait_for_answer(engine, config.start_s)
-        await engine.relabel(version)
-        engines.append(engine)
-    return engines
+    name: str
+    url: str
+    config: AttachedEngineConfig
+    client: ClientConfig
+    publish: PublishConfig
+    version: PolicyVersion
+    mark: str | None = None
+
+    async def attach(self) -> EngineClient:
+        """A client of the engine once it answers, after it was taken for this run and relabelled to its first version.
+
+        Waits for: an answer. Unblocked by: it, or `start_s`, of which the log tells the progress.
+
+        Raises:
+            EngineError: it does not answer in time.
+            EngineTakenError: it belongs to another run.
+            ConfigError: it cannot do what the configuration asks for.
+        """
+        token = os.environ.get(self.config.token_variable) if self.config.token_variable else None
+        engine = EngineClient(self.name, self.url, self.client, self.publish.pause_mode, token, self.mark)
+        try:
+            await wait_for_answer(engine, self.config.start_s)
+            if self.publish.pause_mode == "in_place":
+                await check_swaps_in_place(engine)
+        except BaseException:
+            await engine.close()
+            raise
+        try:
+            await take(engine, self.version, self.config.take_over)
+        except BaseException:
+            await let_go(engine)
+            raise
+        return engine
+
+
+def attachments(
+    policy: str,
+    config: AttachedEngineConfig,
+    client: ClientConfig,
+    publish: PublishConfig,
+    version: PolicyVersion,
+    mark: str | None = None,
+) -> list[Attachment]:
+    """One for each address of a policy's engines."""
+    return [
+        Attachment(f"{policy}-{number}", url, config, client, publish, version, mark)
+        for number, url in enumerate(config.urls)
+    ]
+
+
+async def let_go(engine: EngineClient) -> None:
+    """Leave an engine to the next run; one that does not answer has lost this run's mark with its process."""
+    with contextlib.suppress(EngineError):
+        await release(engine)
+    await engine.close()
 
 
 async def wait_for_answer(engine: EngineClient, start_s: float) -> None:
     """Until an engine that somebody else runs answers. Raises EngineError after `start_s`."""
-    try:
-        async with asyncio.timeout(start_s):
-            while not await _succeeds(engine.model_info):
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        raise EngineError(
-            f"no engine answers at {engine.url} within {start_s:g} s; start it, or correct engine.urls"
-        ) from None
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    said = started + _SAY_AFTER_S
+    while not await _succeeds(engine.model_info):
+        waited_s = loop.time() - started
+        if waited_s >= start_s:
+            raise EngineError(
+                f"engine {engine.name} at {engine.url} has not answered for {waited_s:.0f} s (engine.start_s = "
+                f"{start_s:g}); start it there, or correct engine.urls"
+            )
+        if loop.time() >= said:
+            _log.warning(
+                "engine %s at %s does not answer; waiting for it since %.0f of %g s (engine.start_s)",
+                engine.name, engine.url, waited_s, start_s,
+            )  # fmt: skip
+            said = loop.time() + _SAY_EVERY_S
+        await asyncio.sleep(min(_POLL_S, start_s))
 
 
 async def _succeeds(look: Callable[[], Awaitable[object]]) -> bool:

@@ -75,6 +75,7 @@ async def evaluate_model(
         runtime = LocalRuntime(config, Path(logs))
         environments = build_environments(config, Path(logs))
         chat = ChatFormat.load(model, next(iter(config.policies.values())).chat)
+        chat.log_limits()
         try:
             evaluator = await start_evaluator(config, runtime, chat, environments, model, _FIRST)
             return await evaluator.run(_FIRST, num_tasks, lambda done: on_progress(done, num_tasks, "episodes"))

@@ -10,7 +10,7 @@ from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.config import PolicyConfig, RunConfig
-from agentrl.orchestration.engines import EngineProcess, attach_engines, wait_for_answer
+from agentrl.orchestration.engines import Attachment, EngineProcess, attachments, let_go
 from agentrl.protocols import Engine
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.types.errors import ConfigError, EngineError
@@ -18,25 +18,26 @@ from agentrl.types.version import PolicyVersion
 
 
 class LocalRuntime:
-    """Starts what a run needs and ends all of it, whatever happened."""
+    """Starts what a run needs and ends all of it, whatever happened. Engines bear the run's `mark`."""
 
-    def __init__(self, config: RunConfig, logs: Path) -> None:
-        self._config, self._logs = config, logs
+    def __init__(self, config: RunConfig, logs: Path, mark: str | None = None) -> None:
+        self._config, self._logs, self._mark = config, logs, mark
         self._processes: dict[str, EngineProcess] = {}
         self._launches: dict[str, EngineLaunch] = {}
-        self._attached: dict[str, tuple[str, EngineClient]] = {}
+        self._attached: dict[str, tuple[Attachment, EngineClient]] = {}
         self._restarts: Counter[str] = Counter()
         self._trainers: list[TrainerHandle] = []
         self._watches: list[asyncio.Task[None]] = []
         self._irreplaceable_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> list[Engine]:
-        """The engines that serve a policy's rollouts. Raises ConfigError or EngineError."""
+        """The engines that serve a policy's rollouts. Raises ConfigError, EngineError or EngineTakenError."""
         config = self._policy(policy)
         if isinstance(config.engine, AttachedEngineConfig):
-            clients = await attach_engines(policy, config.engine, config.client, config.publish, version)
-            self._attached |= {client.name: (policy, client) for client in clients}
-            return list(clients)
+            found = attachments(policy, config.engine, config.client, config.publish, version, self._mark)
+            async with asyncio.TaskGroup() as attaching:
+                tasks = [attaching.create_task(self._attach(attachment)) for attachment in found]
+            return [task.result() for task in tasks]
         starts = (
             self._launch(policy, f"engine-{policy}-{number}", model, version, number)
             for number in range(config.engine.count)
@@ -82,11 +83,12 @@ class LocalRuntime:
 
         Raises:
             EngineError: it was started too often, or did not start.
+            EngineTakenError: another run has it by now.
         """
         if name in self._attached:
-            policy, client = self._attached[name]
-            await wait_for_answer(client, self._policy(policy).engine.start_s)
-            return client
+            attachment, client = self._attached[name]
+            await client.close()
+            return await self._attach(attachment)
         launch = self._launches[name]
         await self._processes[name].close()
         if self._restarts[name] >= launch.config.max_restarts:
@@ -109,7 +111,7 @@ class LocalRuntime:
         await asyncio.gather(*self._watches, return_exceptions=True)
         await asyncio.gather(*(trainer.close() for trainer in self._trainers))
         await asyncio.gather(*(process.close() for process in self._processes.values()))
-        await asyncio.gather(*(client.close() for _, client in self._attached.values()))
+        await asyncio.gather(*(let_go(client) for _, client in self._attached.values()))
 
     async def _report_end(self, name: str) -> None:
         """Waits for: the end of one engine. Unblocked by: it, or close."""
@@ -120,9 +122,25 @@ class LocalRuntime:
     async def _launch(self, policy: str, name: str, model: Path, version: PolicyVersion, number: int) -> Engine:
         config = self._policy(policy).engine
         assert not isinstance(config, AttachedEngineConfig)
-        launch = EngineLaunch(policy, name, model, version, config, self._config.is_deterministic, self._logs, number)
+        launch = EngineLaunch(
+            policy,
+            name,
+            model,
+            version,
+            config,
+            self._config.is_deterministic,
+            self._logs,
+            number,
+            self._policy(policy).publish.pause_mode,
+            self._mark,
+        )
         self._launches[name] = launch
         return await self._start(launch)
+
+    async def _attach(self, attachment: Attachment) -> EngineClient:
+        client = await attachment.attach()
+        self._attached[attachment.name] = attachment, client
+        return client
 
     async def _start(self, launch: EngineLaunch) -> Engine:
         config = self._policy(launch.policy)

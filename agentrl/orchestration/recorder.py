@@ -185,6 +185,7 @@ def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
         "buffer/masked_fraction": 1 - batch.num_trained_tokens / max(sampled, 1),
         "buffer/orphaned_fraction": sum(_num_orphans(t, batch.version.epoch) for t in views) / max(sampled, 1),
         "batch/reward_mean": sum(rewards) / len(rewards),
+        "batch/episodes": float(len(batch.episodes)),
         "batch/trained_tokens": float(batch.num_trained_tokens),
     }
 

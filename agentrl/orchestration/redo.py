@@ -6,9 +6,10 @@ import hashlib
 from dataclasses import replace
 
 from agentrl.buffer.recovery import TakenStep
+from agentrl.buffer.staleness import without_fresh_tokens
 from agentrl.journal.entries import Stepped
 from agentrl.orchestration.assembly import RunParts
-from agentrl.types.batch import WeightsManifest
+from agentrl.types.batch import TrainBatch, WeightsManifest
 from agentrl.types.version import PolicyVersion
 
 
@@ -49,15 +50,23 @@ class Redo:
     async def _redo(self, taken: TakenStep, recorded: int) -> None:
         """Do a step again; its metrics are written unless its first doing did."""
         on_record = self._parts.buffer.retake(taken)
-        # The record may be of an epoch that a crash has ended since: tokens of it are orphans in the same batch.
-        batches = {policy: replace(batch, version=self.version) for policy, batch in on_record.items()}
+        batches = {policy: self._of_present_epoch(batch) for policy, batch in on_record.items()}
         reports = {}
         for policy, batch in batches.items():
-            reports[policy] = await self._parts.policies[policy].trainer.step(batch)
+            reports[policy] = await self._parts.policies[policy].trainer.step(batch, is_redo=True)
         self.version = next(iter(reports.values())).version
         await self._parts.buffer.trained(dict.fromkeys(batches, self.version))
         for policy, batch in batches.items() if self.version.step > recorded else ():
             self._parts.recorder.record_step(reports[policy], batch, self._parts.buffer, 0.0)
+
+    def _of_present_epoch(self, batch: TrainBatch) -> TrainBatch:
+        """The batch for the present weights.
+
+        The record may be of an epoch that a crash has ended since: tokens of it are orphans in the same batch, and
+        none was drawn by these very weights.
+        """
+        is_same = batch.version.epoch == self.version.epoch
+        return replace(batch if is_same else without_fresh_tokens(batch), version=self.version)
 
     async def _compare(self, served: Stepped) -> None:
         """Go on as the version that engines may have served, if these are its weights; else in a new epoch."""

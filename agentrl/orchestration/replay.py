@@ -1,4 +1,4 @@
-"""Does one optimizer step of a run again, by the run's own trainer, and says what became of every token."""
+"""Does one step of a run again, by the run's own trainer, and says what became of every token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
 
 Device = Literal["cpu", "cuda"]
-_ANY_GAP_NATS = 1e9
 _SPEED = "trainer/tokens_per_s"
 
 
@@ -149,7 +148,7 @@ class _Replayer:
         *before, last = plan.steps
         for done, taken in enumerate(before):
             self._say(done, f"redoing step {taken.step + 1}")
-            version = (await trainer.step(self._batch(taken, version))).version
+            version = (await trainer.step(self._batch(taken, version), is_redo=True)).version
         self._say(len(before), f"replaying step {plan.number}")
         batch = self._batch(last, version)
         explanation = await trainer.explain_step(batch)
@@ -187,8 +186,8 @@ class _Replayer:
 
 
 def _alone(config: RunConfig, device: Device) -> RunConfig:
-    """The configuration with one rank; without the gate, which the step has passed on the machine of the run."""
-    changes = {"ranks": 1, "device": device, "max_gap_nats": _ANY_GAP_NATS}
+    """The configuration with one rank."""
+    changes = {"ranks": 1, "device": device}
     policies = {
         name: policy.model_copy(update={"trainer": policy.trainer.model_copy(update=changes)})
         for name, policy in config.policies.items()

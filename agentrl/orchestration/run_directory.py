@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from agentrl.telemetry.sinks import read_json_lines
 from agentrl.types.episode import Episode
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
+
+_MARK_CHARACTERS = 60
 
 
 class RunStatus(StrEnum):
@@ -60,6 +64,7 @@ class RunDirectory:
     Layout::
 
         config.json              the resolved configuration
+        mark                     name by which engines know whose they are
         state.json               status and newest version
         metrics.jsonl            one line a step; the same in tensorboard/
         curve.png                the learning curve
@@ -143,6 +148,18 @@ class RunDirectory:
         with self.ledger.open("rb+") as file:
             file.truncate(kept_bytes)
         return {row["episode_id"] for row in read_json_lines(self.ledger)}
+
+    def mark(self) -> str:
+        """The name that no other run bears: the folder's, and six random digits.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        path = self.path / "mark"
+        if not path.is_file():
+            name = re.sub(r"[^A-Za-z0-9._-]", "-", self.path.name)[:_MARK_CHARACTERS]
+            self._write("mark", f"{name}-{secrets.token_hex(3)}")
+        return path.read_text().strip()
 
     @property
     def metrics(self) -> Path:

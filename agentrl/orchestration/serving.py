@@ -45,12 +45,18 @@ def build_serving(
 ) -> Serving:
     """Everything between a policy's engines and those who use them; `first` is what the engines hold now."""
     fleet = Fleet(engines, first.version)
+    wait_s = _wait_s(policy)
     transport = build_transport(policy, logs)
-    publisher = StagedPublisher(fleet, transport, policy.publish, first, policy.fleet.wait_s)
+    publisher = StagedPublisher(fleet, transport, policy.publish, first, wait_s)
     supervisor = FleetSupervisor(fleet, keeper, policy.fleet)
     resynchronizer = Resynchronizer(fleet, publisher)
-    router = EngineRouter(fleet, policy.fleet.wait_s)
+    router = EngineRouter(fleet, wait_s)
     return Serving(fleet, router, publisher, (supervisor.run, resynchronizer.run))
+
+
+def _wait_s(policy: PolicyConfig) -> float:
+    """Seconds that work waits for an engine: one that comes back in time must find those who waited for it."""
+    return max(policy.fleet.wait_s, policy.fleet.dead_s + policy.engine.start_s + policy.client.load_s)
 
 
 def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:

@@ -1,4 +1,4 @@
-"""What is on record of a run's optimizer steps, by the number of the version that each made."""
+"""What is on record of a run's steps, by the number of the version that each made."""
 
 from __future__ import annotations
 

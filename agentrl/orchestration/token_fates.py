@@ -50,7 +50,8 @@ class EpisodeFates:
 class TokenRow:
     """Everything that is known of one token; None where nothing was computed or sampled.
 
-    `staleness` is in optimizer steps, log-probabilities in nats. `ratio` is pi / mu, `weight` the correction's.
+    `staleness` is in steps, log-probabilities in nats. pi is the policy with which the token was last computed,
+    in the last epoch over its batch; `ratio` is pi / mu, `proximal_ratio` pi / pi_prox, `weight` the correction's.
     """
 
     episode: str
@@ -65,6 +66,7 @@ class TokenRow:
     behaviour_logprob: float | None = None
     trainer_logprob: float | None = None
     ratio: float | None = None
+    proximal_ratio: float | None = None
     advantage: float | None = None
     weight: float | None = None
 
@@ -151,6 +153,7 @@ def _branch_rows(
             behaviour_logprob=float(trajectory.logprobs[position]),
             trainer_logprob=float(terms.logprobs[place]) if is_computed else None,
             ratio=float(terms.ratios[place]) if is_computed else None,
+            proximal_ratio=float(terms.proximal_ratios[place]) if is_computed else None,
             advantage=episode.advantage,
             weight=float(terms.weights[place]) if is_computed else None,
         )

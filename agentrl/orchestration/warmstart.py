@@ -28,8 +28,8 @@ from agentrl.orchestration.warmstart_config import (
     WarmStartConfig,
 )
 from agentrl.tokens.chat import ChatFormat
+from agentrl.tokens.made_templates import made_template
 from agentrl.tokens.making import CONTROL_TOKENS, make_tokenizer, save_tokenizer
-from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.trainer.sequence import TokenSequence, supervised_sequence
 from agentrl.types.episode import StopReason
@@ -140,8 +140,9 @@ class WarmStart:
 
     async def _make_tokenizer(self, source: MadeModel, folder: Path) -> None:
         """Train a tokenizer on transcripts, written out with a provisional one."""
-        provisional = make_tokenizer([], [], [], 300)
-        chat = ChatFormat.build(FastTokenizer(provisional, "provisional"), self._config.chat)
+        template = made_template(self._config.chat)
+        save_tokenizer(make_tokenizer([], [], [], 300), folder, template)
+        chat = ChatFormat.load(folder, self._config.chat)
         lessons = self._config.lessons
         expert = lessons[-1].expert if lessons else next(iter(self._definition.experts))
         # The provisional tokenizer spells every byte, so the limits in tokens are not yet those of the recipe.
@@ -151,12 +152,13 @@ class WarmStart:
         fixed = _fixed_texts(texts)
         corpus = [_without(text, fixed) for text in texts]
         tokenizer = make_tokenizer(corpus, self._definition.words, fixed, source.shape.vocabulary_tokens)
-        save_tokenizer(tokenizer, folder)
+        save_tokenizer(tokenizer, folder, template)
 
     async def _learn(self, model: Path) -> tuple[int, float]:
         """Let the experts play while the trainer starts, then imitate one after the other."""
         config = self._config
         chat = ChatFormat.load(model, config.chat)
+        chat.log_limits()
         starting = asyncio.create_task(
             TrainerHandle.start("warmstart", model, _FIRST, config.trainer, AlgorithmConfig(), 1.0, self._work)
         )

@@ -132,7 +132,7 @@ class Session:
         seconds, again = time.monotonic() - started, generation.regenerated_tokens
         turn = self._record.add_turn(self._agent, node, seconds, self.aborts - aborts, again)
         prefix = f"{self._record.ticket.episode_id}/{turn.index}."
-        message = self._chat.parse(generation.token_ids, tools, prefix)
+        message = self._chat.parse(generation.token_ids, tools, prefix, self._path[-2].token_ids)
         self._messages.append(message)
         return Reply(message, node, generation.finish, request)
 

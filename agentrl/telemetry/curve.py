@@ -7,12 +7,12 @@ from typing import Any
 
 from agentrl.telemetry.sinks import read_json_lines
 
-_WINDOW_STEPS = 10
+_WINDOW_STEPS = 5
 _AREA_PER_EPISODE = 0.6  # in square points: some hundred episodes to a step make a dot of 9 points across
 
 
 def draw_curve(metrics: Path, picture: Path, title: str) -> None:
-    """Draw reward in training and on held-out tasks over steps, from a run's metrics, as PNG."""
+    """Draw reward in training and on held-out tasks over steps and episodes, from a run's metrics, as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -46,8 +46,12 @@ def draw_curve(metrics: Path, picture: Path, title: str) -> None:
         capsize=3,
         label="held-out tasks, two standard errors",
     )
-    axes.set(xlabel="optimizer steps", ylabel="mean reward", title=title, ylim=(-0.02, 1.02))
+    axes.set(xlabel="steps", ylabel="mean reward", title=title, ylim=(-0.02, 1.02))
     axes.grid(alpha=0.25)
+    if sizes := [size for _, size in _series(rows, "batch/episodes")]:
+        of_step = sum(sizes) / len(sizes)
+        top = axes.secondary_xaxis("top", functions=(lambda step: step * of_step, lambda count: count / of_step))
+        top.set_xlabel("episodes trained")
     axes.legend(loc="lower right", frameon=False)
     figure.tight_layout()
     figure.savefig(picture)

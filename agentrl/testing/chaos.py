@@ -21,6 +21,7 @@ from agentrl.types.batch import Receipt
 from agentrl.types.errors import Boundary, EngineError, EpisodeError
 from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion
+from agentrl.weights.sentinel import SENTINEL_SESSION
 
 T = TypeVar("T")
 
@@ -93,8 +94,9 @@ class ChaosEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Continue a prompt; a lost reply is an engine that cannot be reached."""
+        phase = FaultPhase.CANARY if request.session == SENTINEL_SESSION else FaultPhase.GENERATE
         try:
-            return await self._call(FaultPhase.GENERATE, lambda: self._engine.generate(request))
+            return await self._call(phase, lambda: self._engine.generate(request))
         except EngineError as error:
             raise EpisodeError(Boundary.ENGINE, "unreachable", str(error)) from error
 
@@ -121,6 +123,10 @@ class ChaosEngine:
             self._strike()
             path = str(self._victim.wrong_weights)
         await self._call(FaultPhase.SWAP, lambda: self._engine.update_weights_from_disk(path, version))
+
+    async def rename(self, version: PolicyVersion) -> None:
+        """Never at fault."""
+        await self._engine.rename(version)
 
     async def load_adapter(self, path: str, version: PolicyVersion) -> None:
         """Take an adapter."""

@@ -20,12 +20,15 @@ class TrainTrajectory:
     """A trajectory and which of its tokens enter the loss.
 
     `loss_mask` is False where the token was not sampled, belongs to another policy, or is staler than
-    the bound; `staleness` is in optimizer steps, 0 where not sampled.
+    the bound; `staleness` is in steps, 0 where not sampled. `fresh` is True where exactly the weights that the batch
+    trains drew a token and wrote the KV cache that it was drawn from, so that engine and trainer must agree on it;
+    None where staleness 0 says as much.
     """
 
     trajectory: Trajectory
     loss_mask: np.ndarray  # [L] bool
     staleness: np.ndarray  # [L] int32
+    fresh: np.ndarray | None = None  # [L] bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +46,7 @@ class TrainEpisode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
-    """Complete groups for one optimizer step that turns `version` into the next.
+    """Complete groups for one step that turns `version` into the next.
 
     Example: 8 groups of 8 episodes are 64 `TrainEpisode`; `group` counts 0 to 7 in the batch.
     """
@@ -66,7 +69,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimizer step did: the new version, and scalars named ``area/quantity_unit``."""
+    """What one step did: the new version, and scalars named ``area/quantity_unit``."""
 
     version: PolicyVersion
     metrics: dict[str, float] = field(default_factory=dict)
@@ -76,11 +79,16 @@ class StepReport:
 class Canary:
     """A few tokens and what the trainer says of them: log-probabilities of tokens 1 to n-1 at temperature 1.
 
-    Example: ids ``(5, 17, 3)`` and logprobs ``(-1.25, -0.5)``.
+    `next_ids` are the tokens that may follow, likeliest first, and `next_logprobs` theirs; both are empty where an
+    engine is not to draw any.
+
+    Example: ids ``(5, 17, 3)``, logprobs ``(-1.25, -0.5)``, next ids ``(8, 2)`` and their logprobs ``(-0.3, -1.9)``.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    next_ids: tuple[int, ...] = ()
+    next_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,9 @@ class WeightsManifest:
     `checksums` maps tensor names to digests, so that a receipt can be compared; for narrower dtypes that
     engines may serve in, the names begin with the dtype, such as ``bfloat16:lm_head.weight``. `canary` is
     computed by the trainer with these very weights.
+    `unchanged_since` is the oldest version known to have these very weights, to the bit: the version itself after a
+    step that learned something, an earlier one after a step that had nothing to learn from, None
+    where nobody knows.
     `kind` says whether the folder holds a whole model or only an adapter (PEFT's files and names) on the first one.
     """
 
@@ -100,13 +111,15 @@ class WeightsManifest:
     num_bytes: int
     canary: Canary | None = None
     kind: Literal["full", "adapter"] = "full"
+    unchanged_since: PolicyVersion | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """An engine's proof of what it serves after a load.
 
-    `seconds` are of the whole publication to it, `gap_s` of the pause in it.
+    `seconds` are of the whole publication to it, `gap_s` of the pause in it. `sentinel` is the token that it drew
+    greedily behind the canary, with its log-probability; None if the canary does not say what may follow.
     """
 
     engine: str
@@ -115,3 +128,4 @@ class Receipt:
     seconds: float
     aborted: int
     gap_s: float = 0.0
+    sentinel: tuple[int, float] | None = None

@@ -63,6 +63,14 @@ class EngineRefusedError(EngineError):
         self.status = status
 
 
+class EngineRestartedError(EngineError):
+    """An engine answers that holds nothing of this run: another process has taken its place."""
+
+
+class EngineTakenError(AgentRLError):
+    """An engine belongs to another run. It ends the run: nothing that the engine does is this run's any more."""
+
+
 class TrainerError(AgentRLError):
     """A trainer rank died, hung, or disagrees with the engine about the policy."""
 
@@ -85,6 +93,17 @@ class EpisodeError(AgentRLError):
     def __init__(self, boundary: Boundary, kind: str, message: str) -> None:
         super().__init__(f"{boundary}({kind}): {message}")
         self.failure = Failure(boundary, kind, message)
+
+
+class EngineBusyError(EpisodeError):
+    """An engine under load wants a request later; nothing of it was computed.
+
+    Example: ``EngineBusyError("main-0: HTTP 503", retry_after_s=2.0)``.
+    """
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(Boundary.ENGINE, "busy", message)
+        self.retry_after_s = retry_after_s
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What an optimizer step did to each token of its batch, and why."""
+"""What a step did to each token of its batch, and why."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ class Fate(StrEnum):
 
     ``prompt`` was not sampled. ``kept``, ``clipped`` and ``rejected`` were computed: ``clipped`` names the side on
     which the loss's bound cuts the gradient (or, for CISPO, the weight), ``rejected`` has a correction weight of 0.
-    The others were not: too old, of an episode whose advantage is 0 under a loss that vanishes with it, or of an
-    episode that is not in the loss, whose reason stands behind the word.
+    ``mismatched`` is every token of a sequence that the engine and the trainer, with the same weights, see too
+    differently: it was compared and masked. The others were not computed: too old, of an episode whose advantage is
+    0 under a loss that vanishes with it, or of an episode that is not in the loss, whose reason stands behind the
+    word.
+
+    Where a batch is learned from in several epochs, the fate is that of the last in which the token was computed.
     """
 
     PROMPT = "prompt"
@@ -24,6 +28,7 @@ class Fate(StrEnum):
     CLIPPED_LOW = "clipped: low"
     CLIPPED_HIGH = "clipped: high"
     REJECTED = "rejected"
+    MISMATCHED = "masked: mismatched"
     STALE = "masked: stale"
     NO_ADVANTAGE = "skipped: no advantage"
     DROPPED = "dropped"
@@ -31,14 +36,17 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTerms:
-    """What the loss made of the S tokens of one trajectory that entered it.
+    """What the loss made of the S tokens of one trajectory that entered it, when it was last computed.
 
-    `ratios` are pi / mu: of the weights before the step to those that sampled. `weights` multiply the loss.
+    pi is the policy just before the last optimizer step that the trajectory took part in: with one optimizer step a
+    batch, the policy before the step. `ratios` are pi / mu, to the policy that sampled; `proximal_ratios` pi / pi_prox,
+    to the policy before the batch's first optimizer step. `weights` multiply the loss.
     """
 
-    logprobs: np.ndarray  # [S] float32, nats, by the weights before the step
+    logprobs: np.ndarray  # [S] float32, log pi in nats
     ratios: np.ndarray  # [S] float32
-    weights: np.ndarray  # [S] float32
+    proximal_ratios: np.ndarray  # [S] float32, 1 with one optimizer step a batch
+    weights: np.ndarray  # [S] float32, 0 where mismatched
     fates: tuple[Fate, ...]
 
 

@@ -42,6 +42,7 @@ class Trajectory:
     versions: tuple[VersionSpan, ...]  # positions in the trajectory; cover the sampled tokens only
     kept_tokens: KeptTokens | None  # one set per sampled token, in order
     routed_experts: np.ndarray | None = None  # [L, layers, top_k] int16, NOT_ROUTED where unknown
+    kv_versions: tuple[VersionSpan, ...] = ()  # as versions: oldest weights whose KV the tokens attended to
 
     @property
     def sampled(self) -> np.ndarray:
@@ -75,6 +76,7 @@ def _flatten(path: list[Node], leaves_below: np.ndarray) -> Trajectory:
     weights = np.zeros(num_tokens, np.float32)
     logprobs = np.zeros(num_tokens, np.float32)
     spans: list[VersionSpan] = []
+    kv_spans: list[VersionSpan] = []
     kept: list[KeptTokens] = []
     for node, start, end in zip(path, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         if node.sample is None:
@@ -82,7 +84,8 @@ def _flatten(path: list[Node], leaves_below: np.ndarray) -> Trajectory:
         turns[start:end] = node.turn
         weights[start:end] = 1.0 / leaves_below[node.index]
         logprobs[start:end] = node.sample.logprobs
-        spans += [VersionSpan(s.version, s.start + start, s.end + start) for s in node.sample.versions]
+        spans += _shifted(node.sample.versions, start)
+        kv_spans += _shifted(node.sample.kv_versions, start)
         if node.sample.kept_tokens is not None:
             kept.append(node.sample.kept_tokens)
     return Trajectory(
@@ -94,7 +97,12 @@ def _flatten(path: list[Node], leaves_below: np.ndarray) -> Trajectory:
         versions=tuple(spans),
         kept_tokens=KeptTokens.concatenate(kept) if kept else None,
         routed_experts=_routing(path, num_tokens),
+        kv_versions=tuple(kv_spans),
     )
+
+
+def _shifted(spans: Sequence[VersionSpan], by: int) -> list[VersionSpan]:
+    return [VersionSpan(span.version, span.start + by, span.end + by) for span in spans]
 
 
 def _routing(path: list[Node], num_tokens: int) -> np.ndarray | None:

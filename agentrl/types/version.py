@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class PolicyVersion:
-    """Which weights: an epoch and the number of optimizer steps they contain.
+    """Which weights: an epoch and the number of steps, each over one batch, that they contain.
 
-    The first weights are step 0; an optimizer step makes v+1 of v. The epoch rises when a resumed run
-    may differ from what it lost, so that tokens of the lost weights never pass for tokens of the new.
+    The first weights are step 0; a batch makes v+1 of v, in one optimizer step or in several. The epoch rises
+    when a resumed run may differ from what it lost, so that tokens of the lost weights never pass for tokens of
+    the new.
 
     Example: ``PolicyVersion(0, 17)`` prints as ``0.17`` and is older than ``PolicyVersion(1, 3)``.
     """
@@ -20,11 +21,11 @@ class PolicyVersion:
     step: int
 
     def next(self) -> PolicyVersion:
-        """The version that one optimizer step makes of this one."""
+        """The version that one batch makes of this one."""
         return PolicyVersion(self.epoch, self.step + 1)
 
     def steps_since(self, older: PolicyVersion) -> int:
-        """Optimizer steps between `older` and this version: the staleness of what `older` wrote.
+        """Steps between `older` and this version: the staleness of what `older` wrote.
 
         Raises:
             ValueError: `older` is in fact newer, which means that a version counter went backwards.

@@ -10,14 +10,22 @@ HOMES = {
         "agentrl.trainer",
         "agentrl.engine",
         "agentrl.algorithms",
+        "agentrl.models",
         "agentrl.weights",
         "agentrl.inference.checksum",
         "agentrl.testing.tiny_moe",  # makes a network that no trainer makes
         "agentrl.cli.doctor",  # reports the hardware; lazily
     ),
-    "transformers": ("agentrl.tokens", "agentrl.trainer", "agentrl.engine", "agentrl.testing.tiny_moe"),
+    "transformers": (
+        "agentrl.models",
+        "agentrl.tokens",
+        "agentrl.trainer",
+        "agentrl.engine",
+        "agentrl.testing.tiny_moe",
+        "agentrl.testing.tiny_architectures",
+    ),
     "uvicorn": ("agentrl.engine.front",),
-    "httpx": ("agentrl.inference",),
+    "aiohttp": ("agentrl.inference.transport",),
     "httptools": ("agentrl.inference",),
     "renderers": ("agentrl.tokens",),
     "tokenizers": ("agentrl.tokens",),
@@ -30,7 +38,7 @@ HOMES = {
     "docker": (),
 }
 LIGHT_MODULES = ("agentrl.config", "agentrl.orchestration.config", "agentrl.cli.main")
-TOO_HEAVY = ("torch", "transformers", "uvicorn", "httpx", "matplotlib", "renderers", "tokenizers", "pyarrow")
+TOO_HEAVY = ("torch", "transformers", "uvicorn", "aiohttp", "matplotlib", "renderers", "tokenizers", "pyarrow")
 PROBE = """
 import importlib, json, sys
 found = {}

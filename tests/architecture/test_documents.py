@@ -10,6 +10,7 @@ import typer
 
 from agentrl import registry
 from agentrl.cli.main import app
+from agentrl.models.verified import markdown_table
 from agentrl.orchestration.config import load_run_config
 from agentrl.orchestration.warmstart_config import load_warmstart_config
 
@@ -78,3 +79,7 @@ def _commands(root: Path) -> list[list[str]]:
     )
     lines = [line.partition(" #")[0].removeprefix("$ ").split() for block in blocks for line in block.splitlines()]
     return [words for words in lines if len(words) > 1 and words[0] in ("make", "agentrl")]
+
+
+def test_the_readme_has_the_table_of_verified_models(root):
+    assert markdown_table() in (root / "README.md").read_text()

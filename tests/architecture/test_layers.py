@@ -8,7 +8,7 @@ LAYERS = (
     {"orchestration"},
     {"rollouts", "trainer", "engine"},
     {"buffer", "weights", "rewards", "envs"},
-    {"tokens", "algorithms", "sandbox", "inference", "journal"},
+    {"models", "tokens", "algorithms", "sandbox", "inference", "journal"},
     {"config", "telemetry", "registry", "protocols", "process"},
     {"types", "codec"},
 )

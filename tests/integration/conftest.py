@@ -27,6 +27,7 @@ ENGINES = {
     "lora_engine": "lora",
     "sharded_engine": "sharded",
     "tied_engine": "tied",
+    "in_place_engine": "in-place",
     "expendable": "dense",
     "expendable_shards": "sharded",
 }
@@ -129,6 +130,14 @@ async def engine(engine_server: EngineServer) -> AsyncIterator[EngineCalls]:
 
 
 @pytest.fixture
+async def second_engine(engine: EngineCalls, pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """Another server like `engine`, beside it."""
+    with pool.another("dense") as server:
+        async with EngineCalls.of(server) as calls:
+            yield calls
+
+
+@pytest.fixture
 async def moe_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
     """A server of a mixture of experts that reports the routing."""
     async with EngineCalls.of(pool.get("moe")) as calls:
@@ -153,6 +162,13 @@ async def sharded_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
 async def tied_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
     """A server of a mixture of experts whose output head is that of its embeddings."""
     async with EngineCalls.of(pool.get("tied")) as calls:
+        yield calls
+
+
+@pytest.fixture
+async def in_place_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """A server that can name the weights of every token over a swap in place, and that prefills in pieces."""
+    async with EngineCalls.of(pool.get("in-place")) as calls:
         yield calls
 
 

@@ -52,6 +52,13 @@ class EnginePool:
         with suppress(ServerDiedError), self._start(kind, model, self._logs / f"expendable-{kind}.log") as url:
             yield EngineServer(url, model, other, self._traits)
 
+    @contextmanager
+    def another(self, kind: str) -> Iterator[EngineServer]:
+        """An engine of a kind beside those that run."""
+        model, other = self._models.get(kind, self._models["dense"])
+        with self._start(kind, model, self._logs / f"another-{kind}.log") as url:
+            yield EngineServer(url, model, other, self._traits)
+
     def close(self) -> None:
         """End all engines. Raises AssertionError with the log if one has died."""
         self._running.clear()

@@ -8,7 +8,7 @@ import itertools
 import pickle
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import orjson
 import torch
 from safetensors.torch import load_file, save_file
 from server_traits import EMBEDDED, ServerTraits
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
@@ -202,6 +202,21 @@ class Reference:
         """Log-probabilities [T, V] of the token after each of `ids`."""
         return (self._network(model)(torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
 
+    @torch.no_grad()
+    def switched(self, parts: Sequence[tuple[Path, int]], ids: list[int]) -> torch.Tensor:
+        """Log-probabilities [T, V] where each of `parts` forwards up to its end and reads the KV of those before it.
+
+        Example: ``[(old, 9), (new, 20)]`` forwards 9 tokens by the old weights and 11 by the new.
+        """
+        cache, start, rows = DynamicCache(), 0, []
+        for model, end in parts:
+            if end > start:
+                network = self._network(model)
+                logits = network(torch.tensor([ids[start:end]]), past_key_values=cache, use_cache=True).logits[0]
+                rows.append(logits.log_softmax(-1))
+                start = end
+        return torch.cat(rows)
+
     def logprobs(self, model: Path, ids: list[int], temperature: float = 1.0) -> list[float]:
         """Of tokens 1 to n-1."""
         table = self.distributions(model, ids, temperature)[:-1]
@@ -224,9 +239,9 @@ class Reference:
 
 
 @contextmanager
-def running_engine(model: Path, log: Path, *options: str) -> Iterator[str]:
-    """An embedded engine process; gives its base URL."""
-    port = free_port()
+def running_engine(model: Path, log: Path, *options: str, port: int | None = None) -> Iterator[str]:
+    """An embedded engine process, which is killed when the block ends; gives its base URL."""
+    port = port or free_port()
     command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(model), "--port", str(port)]
     with running_server([*command, "--weight-version", FIRST_VERSION, *options], port, log, _START_S) as url:
         yield url

@@ -17,6 +17,7 @@ from agentrl.types.task import Split, Task
 class CoinOptions(ConfigModel):
     faults: tuple[str, ...] = ()
     every: int = 1
+    is_flat: bool = False
 
 
 class Coin:
@@ -29,6 +30,7 @@ class Coin:
         place, is_well = divmod(task.ordinal, options.every)
         self._fault = options.faults[place % len(options.faults)] if options.faults and not is_well else ""
         self._task = task
+        self._is_flat = options.is_flat
         self._reply = ""
 
     async def start(self) -> Opening:
@@ -46,6 +48,8 @@ class Coin:
 
     async def score(self) -> Score:
         rewards: dict[str, Any] = {"nan": float("nan"), "text": "1"}
+        if self._is_flat:
+            return Score(0.5)
         return Score(rewards.get(self._fault, zlib.crc32(self._reply.encode()) % 101 / 100))
 
     async def close(self) -> None:

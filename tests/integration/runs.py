@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -60,11 +60,11 @@ def train_arguments(folder: Path, model: Path, *overrides: str) -> list[str]:
     return ["train", str(recipe), f"policies.main.model={model}", f"runs_folder={folder / 'runs'}", *overrides]
 
 
-def start(folder: Path, model: Path, *overrides: str) -> subprocess.Popen[str]:
+def start(folder: Path, model: Path, *overrides: str, output: int | IO[str] = subprocess.PIPE) -> subprocess.Popen[str]:
     """Start a training run without waiting for it."""
     return subprocess.Popen(
         command(*train_arguments(folder, model, *overrides)),
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,

@@ -10,6 +10,7 @@ class ServerTraits:
     """What a server does in its own way; tests that must differ read it here."""
 
     reports_kv_versions: bool
+    labels_tokens_in_its_queue_late: bool
     draws_by_seed: bool
     aborts_by_prefix: bool
     aborts_frozen_at_once: bool
@@ -32,10 +33,12 @@ class ServerTraits:
     serves_half_updates: bool
     serves_tied_experts: bool
     wants_a_payload_for_each_shard: bool
+    names_the_last_token_0_when_scoring: bool
 
 
 EMBEDDED = ServerTraits(
     reports_kv_versions=True,
+    labels_tokens_in_its_queue_late=False,
     draws_by_seed=True,
     aborts_by_prefix=False,
     aborts_frozen_at_once=True,
@@ -58,9 +61,11 @@ EMBEDDED = ServerTraits(
     serves_half_updates=False,
     serves_tied_experts=True,
     wants_a_payload_for_each_shard=False,
+    names_the_last_token_0_when_scoring=False,
 )
 SGLANG = ServerTraits(
     reports_kv_versions=False,
+    labels_tokens_in_its_queue_late=True,
     draws_by_seed=False,
     aborts_by_prefix=True,
     aborts_frozen_at_once=False,
@@ -83,4 +88,5 @@ SGLANG = ServerTraits(
     serves_half_updates=True,
     serves_tied_experts=False,
     wants_a_payload_for_each_shard=True,
+    names_the_last_token_0_when_scoring=True,
 )

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from engine_server import EngineCalls
 
+from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig, EmbeddedEngineConfig
 from agentrl.orchestration.commands import EngineLaunch
-from agentrl.orchestration.engines import EngineProcess, attach_engines
+from agentrl.orchestration.engines import EngineProcess, attachments
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig
@@ -33,9 +34,14 @@ async def test_an_engine_that_does_not_answer_in_time_is_ended_and_named(tiny_mo
         await EngineProcess.start(launch, ClientConfig(), PublishConfig())
 
 
+async def _attach(config: AttachedEngineConfig, publish: PublishConfig | None = None) -> EngineClient:
+    (attachment,) = attachments("main", config, ClientConfig(), publish or PublishConfig(), PolicyVersion(0, 4))
+    return await attachment.attach()
+
+
 async def test_an_attached_engine_is_relabelled_to_the_runs_first_version(engine: EngineCalls) -> None:
     config = AttachedEngineConfig(urls=[engine.server.url])
-    (client,) = await attach_engines("main", config, ClientConfig(), PublishConfig(), PolicyVersion(0, 4))
+    client = await _attach(config)
     assert client.name == "main-0"
     assert (await engine.info())["weight_version"] == "0.4"
     await client.close()
@@ -46,12 +52,30 @@ async def test_an_attached_engine_gets_the_token_of_its_variable(
 ) -> None:
     config = AttachedEngineConfig(urls=[exact_engine.server.url], token_variable="ENGINE_SECRET")
     monkeypatch.setenv("ENGINE_SECRET", exact_engine.server.token or "")
-    (client,) = await attach_engines("main", config, ClientConfig(), PublishConfig(), PolicyVersion(0, 4))
+    client = await _attach(config)
     await client.pause()
     await client.close()
 
 
 async def test_an_attached_engine_that_does_not_answer_is_named_by_its_url() -> None:
     config = AttachedEngineConfig(urls=[NOBODY_LISTENS], start_s=0.3)
-    with pytest.raises(EngineError, match=f"no engine answers at {NOBODY_LISTENS} within 0.3 s"):
-        await attach_engines("main", config, ClientConfig(), PublishConfig(), FIRST)
+    with pytest.raises(EngineError, match=f"engine main-0 at {NOBODY_LISTENS} has not answered for 0 s"):
+        await _attach(config)
+
+
+async def test_swaps_in_place_are_refused_where_the_server_cannot_tell_which_weights_drew_a_token(
+    engine: EngineCalls,
+) -> None:
+    config, publish = AttachedEngineConfig(urls=[engine.server.url]), PublishConfig(pause_mode="in_place")
+    if not engine.server.traits.labels_tokens_in_its_queue_late:
+        await (await _attach(config, publish)).close()
+        return
+    with pytest.raises(ConfigError, match=r"disable_overlap_schedule = False.*Start it with --disable-overlap"):
+        await _attach(config, publish)
+
+
+async def test_swaps_in_place_are_allowed_where_the_server_names_the_weights_of_every_token(
+    in_place_engine: EngineCalls,
+) -> None:
+    config = AttachedEngineConfig(urls=[in_place_engine.server.url])
+    await (await _attach(config, PublishConfig(pause_mode="in_place"))).close()

@@ -37,7 +37,7 @@ def test_a_missing_model_folder_is_named_with_the_remedy(tmp_path: Path) -> None
 def test_an_engine_that_is_not_there_is_named_with_its_address(tiny_model: Path, tmp_path: Path) -> None:
     engine = '{kind = "attached", urls = ["http://127.0.0.1:9"], start_s = 1.0}'
     message, state = failed_run(tmp_path, tiny_model, f"policies.main.engine={engine}")
-    assert "no engine answers at http://127.0.0.1:9" in message
+    assert "engine main-0 at http://127.0.0.1:9 has not answered" in message
     assert state["status"] == "failed"
 
 

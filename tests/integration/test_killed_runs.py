@@ -18,6 +18,8 @@ from tests.integration import runs
 
 pytestmark = pytest.mark.long
 
+SIX_OPTIMIZER_STEPS = ("policies.main.algorithm.minibatches=3", "policies.main.algorithm.epochs=2")
+
 
 def weights(run: Path) -> bytes:
     return (max((run / "checkpoints").iterdir()) / "model.safetensors").read_bytes()
@@ -27,9 +29,12 @@ def sampled(run: Path) -> dict[str, tuple[float, int]]:
     return {line["episode_id"]: (line["reward"], line["sampled_tokens"]) for line in runs.rows(run / "ledger.jsonl")}
 
 
-def test_a_seeded_run_in_turn_is_bit_identical_across_kill_and_resume(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", [(), SIX_OPTIMIZER_STEPS], ids=["one", "six"])
+def test_a_seeded_run_in_turn_is_bit_identical_across_kill_and_resume(
+    tiny_model: Path, tmp_path: Path, algorithm: tuple[str, ...]
+) -> None:
     (tmp_path / "whole").mkdir()
-    overrides = ("buffer.max_staleness=0", "seed=5", "steps=6", "checkpoint.interval_steps=4")
+    overrides = ("buffer.max_staleness=0", "seed=5", "steps=6", "checkpoint.interval_steps=4", *algorithm)
     assert runs.agentrl(*runs.train_arguments(tmp_path / "whole", tiny_model, *overrides)).returncode == 0
     process = runs.start(tmp_path, tiny_model, *overrides)
     run = tmp_path / "runs" / "test-seed5"

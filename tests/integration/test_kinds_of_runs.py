@@ -55,6 +55,22 @@ async def test_adapters_are_trained_published_and_taken_up_again(lora_engine: En
     assert max(again) < 1e-3, "the engine serves other adapters than the trainer resumed"
 
 
+async def test_steps_without_anything_to_learn_raise_the_version_and_interrupt_nobody(
+    engine: EngineCalls, tmp_path: Path
+) -> None:
+    run = _trained(
+        tmp_path, engine.server.model, _attached(engine.server.url), "environment.options.is_flat=true", "steps=5"
+    )
+    assert runs.state(run)["version"] == {"epoch": 0, "step": 5}
+    steps = [row for row in runs.metrics(run) if "time/train_step_s" in row]
+    assert [row["trainer/optimizer_steps"] for row in steps] == [0.0] * 5
+    assert [row["trainer/loss"] for row in steps] == [0.0] * 5
+    assert sum(row["rollout/aborted_generations"] for row in steps) == 0
+    assert (await engine.http.get("/model_info")).json()["weight_version"] == "0.5"
+    assert max(row["buffer/staleness_max_steps"] for row in steps) <= 1, "tokens bear the version that they were told"
+    assert max(row["buffer/masked_fraction"] for row in steps) < 0.5
+
+
 async def test_experts_and_kept_sets_are_replayed_and_the_gap_is_reported(
     moe_engine: EngineCalls, tmp_path: Path
 ) -> None:

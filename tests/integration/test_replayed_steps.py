@@ -103,6 +103,27 @@ def test_an_episode_is_shown_token_by_token(run: Path) -> None:
     assert "log mu" in shown.stdout
 
 
+@pytest.mark.long
+async def test_a_step_of_several_optimizer_steps_is_the_recorded_one(tiny_model: Path, tmp_path: Path) -> None:
+    options = {"loss.kind": "ppo", "loss.clip_low": 0.002, "loss.clip_high": 0.002, "minibatches": 2, "epochs": 2}
+    overrides = (f"policies.main.algorithm.{name}={value}" for name, value in options.items())
+    result = runs.agentrl(*runs.train_arguments(tmp_path, tiny_model, "steps=3", *overrides))
+    assert result.returncode == 0, result.stdout + result.stderr
+    run = tmp_path / "runs" / "test-seed0"
+    replay = await replay_step(run, 3)
+    row = recorded(run, 3)
+    compared = {c.name: (c.recorded, c.replayed) for c in replay.comparisons}
+    assert replay.is_equal, compared
+    assert "weights" in compared
+    assert compared["trainer/optimizer_steps"] == (row["trainer/optimizer_steps"],) * 2
+    assert row["trainer/optimizer_steps"] + row["trainer/skipped_minibatches"] == 4
+    assert row["trainer/clipped_fraction"] > 0
+    counts = replay.count()
+    last = sum(counts[fate] for fate in ("kept", "clipped: low", "clipped: high"))
+    assert 2 * last == row["trainer/computed_tokens"], "each token in both epochs, and the fate of the second"
+    assert counts["clipped: low"] + counts["clipped: high"] > 0
+
+
 def test_a_step_that_never_was_names_those_that_were(run: Path) -> None:
     result = runs.agentrl("replay", run, "9")
     assert result.returncode == 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.buffer.staleness import count_trained, oldest_staleness, train_view, wait_permits
+from agentrl.buffer.staleness import count_trained, oldest_staleness, train_view, wait_permits, without_fresh_tokens
 from agentrl.testing.builders import build_episode, build_ticket
 from agentrl.types.batch import TrainBatch, TrainEpisode
 from agentrl.types.episode import Node, SampledColumns
@@ -33,6 +33,30 @@ def test_a_reply_that_two_versions_wrote_is_masked_up_to_the_swap():
         [False, False, False, False, True]
     ]
     assert train_view(mixed, "main", V5, 3)[0].loss_mask.tolist() == [False, True, True, True, True]
+
+
+def test_a_token_is_fresh_if_the_very_weights_of_the_batch_drew_it_and_wrote_the_cache_it_attended_to():
+    episode = build_episode(build_ticket(), [(2, 5), (4, 5)], prompt_tokens=1)
+    first, second = episode.nodes[1], episode.nodes[3]
+    versions = (VersionSpan(PolicyVersion(0, 4), 0, 1), VersionSpan(V5, 1, 4))
+    swapped_in_place = (VersionSpan(PolicyVersion(0, 4), 0, 2), VersionSpan(V5, 2, 4))
+    sample = SampledColumns(second.sample.logprobs, versions, swapped_in_place)
+    nodes = (episode.nodes[0], first, episode.nodes[2], replace(second, sample=sample))
+    [view] = train_view(replace(episode, nodes=nodes), "main", V5, max_staleness=1)
+    # Prompt, two fresh ones, two of context; of version 4, of 5 with a cache of 4, of 5 alone.
+    assert view.fresh.tolist() == [False, True, True, False, False, False, False, True, True]
+    assert view.staleness.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0]
+
+
+def test_weights_of_another_epoch_drew_no_fresh_token():
+    episode = build_episode(build_ticket(), [(2, 5)], prompt_tokens=1)
+    later = PolicyVersion(1, 5)
+    [view] = train_view(episode, "main", later, max_staleness=1)
+    assert (view.fresh.tolist(), view.staleness.tolist()) == ([False] * 3, [0] * 3)
+    [same] = train_view(episode, "main", V5, max_staleness=1)
+    batch = without_fresh_tokens(TrainBatch("main", later, (TrainEpisode("e", 0, 1.0, (same,)),)))
+    assert not batch.episodes[0].trajectories[0].fresh.any()
+    assert batch.episodes[0].trajectories[0].loss_mask.tolist() == [False, True, True]
 
 
 def test_tokens_that_no_policy_drew_are_never_trained():

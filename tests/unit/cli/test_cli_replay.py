@@ -29,7 +29,7 @@ def episodes() -> tuple[EpisodeFates, ...]:
     """One with a kept, a clipped and two stale tokens behind a prompt of three, and one that failed."""
     episode = build_episode(build_ticket("train-000000-0"), [(2, 0), (2, 2)], reward=1.0)
     (view,) = train_view(episode, "main", V2, max_staleness=1)
-    columns = (np.array(values, np.float32) for values in ([-0.25, -0.125], [1.28, 1.5], [1.0, 1.0]))
+    columns = (np.array(values, np.float32) for values in ([-0.25, -0.125], [1.28, 1.5], [0.75, 2.0], [1.0, 1.0]))
     branch = explained_branch(view, TokenTerms(*columns, (Fate.KEPT, Fate.CLIPPED_HIGH)))
     failed = build_episode(build_ticket("train-000000-1", member=1), [(4, 0)], reward=None)
     dropped = dropped_branches(failed, "main", V2, 1, "environment_died")
@@ -116,7 +116,7 @@ def test_an_episode_has_a_row_for_every_sampled_token(show):
     table = lines[next(n for n, line in enumerate(lines) if line[:2] == ["branch", "position"]) + 1 :]
     ends = [(line[1], line[-1]) for line in table if line]
     assert ends == [("3", "stale"), ("4", "stale"), ("7", "kept"), ("8", "high")]
-    assert table[2][-7:] == ["0", "-0.5000", "-0.2500", "1.2800", "0.5000", "1.0000", "kept"]
+    assert table[2][-8:] == ["0", "-0.5000", "-0.2500", "1.2800", "0.7500", "0.5000", "1.0000", "kept"]
 
 
 def test_text_of_tokens_is_never_read_as_markup(show, monkeypatch):

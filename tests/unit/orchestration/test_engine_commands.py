@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -38,6 +39,20 @@ def test_sglangs_own_options_are_passed_through_as_it_writes_them() -> None:
         "--tp-size 2 --enable-lora --lora-target-modules q k"
     )
     assert environment == {"A": "1"}
+
+
+def test_an_engine_bears_its_runs_mark_from_the_start() -> None:
+    for config in (EmbeddedEngineConfig(), SGLangEngineConfig(kind="sglang")):
+        command, _ = engine_command(dataclasses.replace(_launch(config), mark="sql-seed0-3fa9c1"), 30000)
+        assert command[command.index("--weight-version") + 1] == "0.3@sql-seed0-3fa9c1"
+
+
+@pytest.mark.parametrize(
+    ("args", "times"), [({}, 1), ({"disable_overlap_schedule": True}, 1), ({"disable-overlap-schedule": False}, 0)]
+)
+def test_an_sglang_server_that_swaps_in_place_does_not_schedule_ahead(args: dict, times: int) -> None:
+    launch = dataclasses.replace(_launch(SGLangEngineConfig(kind="sglang", args=args)), pause_mode="in_place")
+    assert engine_command(launch, 30000)[0].count("--disable-overlap-schedule") == times
 
 
 def test_each_server_sees_its_own_devices_and_a_missing_entry_is_named() -> None:

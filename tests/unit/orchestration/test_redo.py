@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from agentrl.buffer.recovery import Recovered, TakenStep
+from agentrl.buffer.staleness import train_view
 from agentrl.journal.entries import Stepped
 from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.redo import Redo, weights_digest
-from agentrl.types.batch import StepReport, TrainBatch, WeightsManifest
+from agentrl.testing.builders import build_episode, build_ticket
+from agentrl.types.batch import StepReport, TrainBatch, TrainEpisode, WeightsManifest
 from agentrl.types.version import PolicyVersion
 
 
@@ -37,9 +39,12 @@ class Machine:
     at: PolicyVersion = field(default_factory=lambda: version(0, 0))
     events: list[str] = field(default_factory=list)
     name: str = "first"
+    fresh_tokens: list[int] = field(default_factory=list)
 
-    async def step(self, batch: TrainBatch) -> StepReport:
+    async def step(self, batch: TrainBatch, is_redo: bool = False) -> StepReport:
+        assert is_redo
         assert batch.version == self.at
+        self.fresh_tokens.append(int(batch.episodes[0].trajectories[0].fresh.sum()))
         self.name, self.at = self.makes.pop(0), self.at.next()
         return StepReport(self.at)
 
@@ -64,7 +69,9 @@ class Machine:
         """Places come back."""
 
     def retake(self, taken: TakenStep) -> dict[str, TrainBatch]:
-        return {"main": TrainBatch("main", taken.versions["main"], ())}
+        episode = build_episode(build_ticket(), [(2, taken.step)])
+        views = train_view(episode, "main", taken.versions["main"], 1)
+        return {"main": TrainBatch("main", taken.versions["main"], (TrainEpisode("e", 0, 1.0, views),))}
 
     def weights(self, policy: str, at: PolicyVersion) -> Path:
         return Path(f"/weights/{at}")
@@ -126,6 +133,7 @@ async def test_a_step_that_nobody_saw_is_compared_by_the_one_before_it() -> None
     assert await redo(machine, 2, served("a", version(0, 1))) == version(1, 2)
     metrics = "metrics 1.2 of a batch at 1.1"  # so tokens of 0.1, which it was taken with, count as orphans
     assert machine.events == ["trained 0.1", "record 1.1", "trained 1.2", metrics, "record 1.2", "publish 1.2 y"]
+    assert machine.fresh_tokens == [2, 0], "the weights of epoch 1 drew none of them, and are not held against them"
 
 
 async def test_steps_that_nobody_saw_need_no_new_epoch() -> None:

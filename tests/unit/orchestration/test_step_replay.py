@@ -163,7 +163,7 @@ def two_turns() -> Episode:
 
 def test_a_token_older_than_the_bound_is_stale_and_context_is_prompt():
     (view,) = train_view(two_turns(), "main", V3, max_staleness=1)
-    terms = TokenTerms(*(np.array([1.0, 2.0], np.float32),) * 3, (Fate.REJECTED, Fate.CLIPPED_HIGH))
+    terms = TokenTerms(*(np.array([1.0, 2.0], np.float32),) * 4, (Fate.REJECTED, Fate.CLIPPED_HIGH))
     branch = explained_branch(view, terms)
     assert branch.fates == (
         *["prompt"] * 3, *["masked: stale"] * 3, *["prompt"] * 2, "rejected", "clipped: high"
@@ -172,7 +172,7 @@ def test_a_token_older_than_the_bound_is_stale_and_context_is_prompt():
 
 def test_a_token_at_the_bound_is_not_stale():
     (view,) = train_view(two_turns(), "main", V3, max_staleness=2)
-    terms = TokenTerms(*(np.ones(5, np.float32),) * 3, (Fate.KEPT,) * 5)
+    terms = TokenTerms(*(np.ones(5, np.float32),) * 4, (Fate.KEPT,) * 5)
     assert explained_branch(view, terms).fates.count(Fate.STALE) == 0
 
 
@@ -189,7 +189,7 @@ def test_sampled_tokens_of_an_episode_that_is_not_in_the_loss_have_its_reason():
 
 def test_rows_say_of_each_token_what_is_known_and_nothing_else():
     (view,) = train_view(two_turns(), "main", V3, max_staleness=1)
-    columns = (np.array(values, np.float32) for values in ([-0.75, -0.25], [0.78, 1.28], [0.5, 0.0]))
+    columns = (np.array(values, np.float32) for values in ([-0.75, -0.25], [0.78, 1.28], [0.9, 1.1], [0.5, 0.0]))
     branch = explained_branch(view, TokenTerms(*columns, (Fate.KEPT, Fate.REJECTED)))
     rows = list(token_rows(EpisodeFates(two_turns(), 0, -0.5, (branch,)), str))
     assert [row.position for row in rows] == list(range(10))
@@ -198,6 +198,7 @@ def test_rows_say_of_each_token_what_is_known_and_nothing_else():
     assert (stale.version, stale.staleness, stale.behaviour_logprob, stale.trainer_logprob) == ("0.1", 2, -0.5, None)
     assert (kept.turn, kept.version, kept.staleness, kept.advantage) == (1, "0.3", 0, -0.5)
     assert (kept.trainer_logprob, kept.ratio, kept.weight) == pytest.approx((-0.75, 0.78, 0.5))
+    assert kept.proximal_ratio == pytest.approx(0.9)
     assert (rejected.fate, rejected.weight) == ("rejected", 0.0)
 
 
@@ -217,7 +218,7 @@ def test_an_episode_that_is_withheld_keeps_its_advantage_and_loses_its_tokens():
     config = BufferConfig(group_size=3, groups_per_step=1, max_staleness=1, staleness="withhold")
     taken = TakenStep({"main": V3}, (group,))
     batch = build_batch(taken.groups, "main", V3, config)
-    terms = TokenTerms(*(np.ones(4, np.float32),) * 3, (Fate.KEPT,) * 4)
+    terms = TokenTerms(*(np.ones(4, np.float32),) * 4, (Fate.KEPT,) * 4)
     explanation = StepExplanation(StepReport(V3.next()), (1.0, -1.0), ((), (terms,)))
     found = episode_fates(taken, batch, explanation, [(0, failed, "engine_died")], max_staleness=1)
     assert [(e.episode.ticket.member, e.advantage) for e in found] == [(0, 1.0), (1, -1.0), (2, None)]
