@@ -73,7 +73,7 @@ class PolicyModel(torch.nn.Module):
 
         Only between a forward pass and `reshard`: until then the head's weights are whole.
         """
-        logits_V = torch.nn.functional.linear(hidden_H, self.network.get_output_embeddings().weight).float()
+        logits_V = OutputHead.of(self.network, self._scaling).logits(hidden_H)
         logprobs_K, ids_K = logits_V.log_softmax(-1).topk(min(count, len(logits_V)))
         return ids_K, logprobs_K
 

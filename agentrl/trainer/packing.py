@@ -31,7 +31,7 @@ class PackedLayout:
     use in each layer, for routers that replay them.
 
     Example: sequences [5, 6, 7] and [5, 8] make the row [5, 6, 7, 8], with gather ``[[0, 1, 2], [0, 3, 0]]`` and
-    scatter ``[0, 1, 2, 4]``.
+    scatter ``[3, 1, 2, 4]``.
     """
 
     gather_NL: torch.Tensor  # [N, longest] int64: index into the row; padding points at 0
@@ -146,7 +146,7 @@ def _share_prefixes(sequences: Sequence[TokenSequence]) -> list[np.ndarray]:
 
     In the order of their tokens, each sequence has its longest common prefix with the one before it, so that the row
     has no more tokens than the tree of all prefixes has nodes. Tokens whose experts are on record are the same only
-    if these are.
+    if these are; there a prefix may be computed more than once.
     """
     order = sorted(range(len(sequences)), key=lambda index: sequences[index].token_ids.astype(">i4").tobytes())
     places: list[np.ndarray] = [np.zeros(0, np.int64)] * len(sequences)

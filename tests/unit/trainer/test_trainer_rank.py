@@ -14,6 +14,8 @@ from trainer_reference import make_batch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.testing.tiny_architectures import tiny_config
+from agentrl.trainer.canary import compute_canary
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig
 from agentrl.trainer.rank import RankSpec, TrainerRank
 from agentrl.trainer.selection import select_sequences
@@ -133,6 +135,27 @@ def test_the_canary_is_what_the_staged_weights_say_of_the_last_batch(rank, netwo
     likeliest = logprobs[-1].argsort(descending=True)[:16]
     assert list(manifest.canary.next_ids) == likeliest.tolist()
     assert list(manifest.canary.next_logprobs) == pytest.approx(logprobs[-1][likeliest].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["granite", "gemma2", "phi", "cohere"])
+def test_the_canary_has_the_scale_the_cap_and_the_bias_of_the_head(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(tiny_config(name), dtype=torch.float32).eval()
+    if made.get_output_embeddings().bias is not None:
+        torch.nn.init.normal_(made.get_output_embeddings().bias)
+    made.save_pretrained(tmp_path / "model")
+    rank = TrainerRank(spec_of(tmp_path / "model", tmp_path))
+    rank.load()
+    try:
+        canary = compute_canary(rank._policy, [5, 6, 7, 8], "cpu")
+    finally:
+        dist.destroy_process_group()
+    with torch.no_grad():
+        logprobs_V = made(torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1)
+    expected = logprobs_V.topk(16)
+    assert canary is not None
+    assert list(canary.next_ids) == expected.indices.tolist()
+    assert list(canary.next_logprobs) == pytest.approx(expected.values.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(0, []), (1, [0, 1, 2]), (2, [0, 2])])
