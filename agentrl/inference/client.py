@@ -91,13 +91,8 @@ class EngineClient:
             EngineError: no answer, none that is a score, or three times one of other tokens.
         """
         adapter = self._shelf.begin()
-        ends = time.monotonic() + self._config.load_s
         try:
-            for pause_s in _SCORE_PAUSES_S:
-                with contextlib.suppress(LostAnswerError):
-                    return await self._score(token_ids, adapter, ends - time.monotonic())
-                await asyncio.sleep(pause_s)
-            return await self._score(token_ids, adapter, ends - time.monotonic())
+            return await self._score_again(token_ids, adapter)
         finally:
             self._release(adapter)
 
@@ -264,6 +259,18 @@ class EngineClient:
             return parse_generation(answer, request, keeps_kv, self.labels.read)
         except EngineRestartedError as error:
             raise EpisodeError(Boundary.ENGINE, "unreachable", str(error)) from error
+
+    async def _score_again(self, token_ids: Sequence[int], adapter: Adapter | None) -> list[float]:
+        """Up to three tries within one deadline. Raises EngineError."""
+        ends = time.monotonic() + self._config.load_s
+        for pause_s in _SCORE_PAUSES_S:
+            try:
+                return await self._score(token_ids, adapter, ends - time.monotonic())
+            except LostAnswerError:
+                if time.monotonic() + pause_s >= ends:
+                    raise
+            await asyncio.sleep(pause_s)
+        return await self._score(token_ids, adapter, ends - time.monotonic())
 
     async def _score(self, token_ids: Sequence[int], adapter: Adapter | None, limit_s: float) -> list[float]:
         """One try.

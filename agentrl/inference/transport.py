@@ -6,7 +6,9 @@ with httpx, whose share of a run's driver was half (measured by the benchmark `l
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ import orjson
 # SGLang closes a connection that was idle for five seconds; a request sent at that moment would be lost, and with
 # it an episode on an engine that has nothing wrong with it.
 KEEP_ALIVE_S = 2.0
+_CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,9 @@ class HttpConnections:
         """Close all connections; safe to call twice."""
         self.is_closed = True
         if self._session is not None:
-            await self._session.close()
+            with suppress(TimeoutError):  # a peer that reads nothing does not keep anybody from ending
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._session.close()
 
     def _opened(self) -> aiohttp.ClientSession:
         # Not before the first request, since a session belongs to the loop in which it is made.

@@ -76,12 +76,10 @@ class EngineProcess:
 
     async def close(self) -> None:
         """End the process and everything it started; safe to call twice."""
-        await self.client.close()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
         await self._process.wait()
+        await self.client.close()
 
     async def _wait_until_up(self, log: Path) -> None:
         start_s = self._launch.config.start_s

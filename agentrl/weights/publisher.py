@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from agentrl.inference.calls import LostAnswerError
 from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
@@ -44,6 +45,7 @@ class StagedPublisher:
         self._book = ReceiptBook()
         self._receipts: dict[str, Receipt] = {}
         self._syncs: dict[str, asyncio.Task[None]] = {}
+        self._errors: list[Exception] = []
         self.counts: Counter[str] = Counter()
 
     async def publish(self, manifest: WeightsManifest) -> Sequence[Receipt]:
@@ -55,6 +57,8 @@ class StagedPublisher:
 
         Raises:
             PublishError: no engine serves the version; names phase and engine of each failure.
+            StorageError: the weights are damaged.
+            EngineTakenError: an engine belongs to another run. Both may be of an engine that was slow last time.
         """
         self._newest, self._fleet.newest = manifest, manifest.version
         for name in self._fleet.healthy:
@@ -62,11 +66,11 @@ class StagedPublisher:
                 self._syncs[name] = asyncio.create_task(self._catch_up(name), name=f"publish-{name}")
         pending = set(self._syncs.values())
         while pending and not self._served_by(manifest):
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            self._check_syncs()
         if pending:
             await asyncio.wait(pending, timeout=self._config.patience_s)
+        self._check_syncs()
         if not self._served_by(manifest):
             await self._wait_for_one(manifest)
         return self._served_by(manifest)
@@ -94,10 +98,18 @@ class StagedPublisher:
                 proofs.create_task(self._prove(self._fleet.members[name], self._newest), name=f"prove-{name}")
 
     async def sync(self, name: str) -> Receipt | str:
-        """Bring the newest version to one engine; returns its receipt, or the failure as ``engine: phase: why``."""
+        """Bring the newest version to one engine; returns its receipt, or the failure as ``engine: phase: why``.
+
+        Waits for: a receipt, and where a newer version was published meanwhile, for that one's, since who publishes
+        waits only for engines that served then. Unblocked by: it, or the first failure.
+        """
         member = self._fleet.members[name]
         async with member.turn:
-            return await self._sync(member, self._newest)
+            while True:
+                manifest = self._newest
+                result = await self._sync(member, manifest)
+                if isinstance(result, str) or manifest.version == self._newest.version:
+                    return result
 
     async def close(self) -> None:
         """End what goes on in the background and free what the transport keeps; safe to call twice."""
@@ -110,11 +122,16 @@ class StagedPublisher:
     async def _catch_up(self, name: str) -> None:
         """Waits for: an engine's receipt for the newest version. Unblocked by: it, or the first failure."""
         try:
-            while isinstance(result := await self.sync(name), Receipt):
-                if result.version == self._newest.version:
-                    return
+            await self.sync(name)
+        except Exception as error:  # noqa: BLE001 - no failure of its engine; who publishes next raises it
+            self._errors.append(error)
         finally:
             del self._syncs[name]
+
+    def _check_syncs(self) -> None:
+        """Raise what ended a sync and is no failure of its engine, also one that went on in the background."""
+        if self._errors:
+            raise self._errors.pop(0)
 
     async def _sync(self, member: Member, manifest: WeightsManifest) -> Receipt | str:
         started = time.monotonic()
@@ -168,7 +185,9 @@ class StagedPublisher:
         self.counts["publish/unchanged"] += 1
         self._fleet.begin_proof(member.name, manifest.version)
         member.phase = "rename"
-        await member.engine.rename(manifest.version)
+        # Whether it came although its answer was lost, the receipt tells.
+        with contextlib.suppress(LostAnswerError):
+            await member.engine.rename(manifest.version)
         member.phase = "receipt"
         receipt = await member.engine.receipt()
         self._book.check(receipt, manifest)

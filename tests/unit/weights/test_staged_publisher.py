@@ -7,9 +7,10 @@ from contextlib import suppress
 import pytest
 from recording_engine import MANIFEST, NEW, OLD, RecordingEngine
 
+from agentrl.inference.calls import LostAnswerError
 from agentrl.inference.fleet import EngineState, Fleet
 from agentrl.types.batch import Canary, Receipt, WeightsManifest
-from agentrl.types.errors import EngineError, PublishError
+from agentrl.types.errors import EngineError, EngineTakenError, PublishError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
@@ -186,6 +187,40 @@ async def test_a_slow_engine_does_not_hold_the_next_version_back_and_catches_up(
     await publisher.close()
 
 
+async def test_an_engine_that_comes_back_while_a_version_is_published_gets_that_version_too() -> None:
+    back, good = RecordingEngine("back", "swap"), RecordingEngine("good")
+    publisher, fleet = _publisher(back, good)
+    await publisher.publish(MANIFEST)
+    back.failing = None
+    back.gate.clear()
+    syncing = asyncio.create_task(publisher.sync("back"))
+    await asyncio.sleep(0)
+    newer = dataclasses.replace(MANIFEST, version=NEW.next())
+    assert [receipt.engine for receipt in await publisher.publish(newer)] == ["good"]
+    back.gate.set()
+    receipt = await syncing
+    assert isinstance(receipt, Receipt)
+    assert receipt.version == NEW.next()
+    assert fleet.members["back"].version == NEW.next()
+
+
+async def test_what_befalls_a_slow_engine_in_the_background_is_raised_by_the_next_publication() -> None:
+    slow, quick = RecordingEngine("slow"), RecordingEngine("quick")
+    slow.gate.clear()
+    publisher, _ = _publisher(slow, quick, patience_s=0.0)
+
+    async def taken() -> Receipt:
+        raise EngineTakenError("engine slow belongs to another run")
+
+    slow.receipt = taken  # type: ignore[method-assign]
+    await publisher.publish(MANIFEST)
+    slow.gate.set()
+    await asyncio.sleep(0.01)
+    with pytest.raises(EngineTakenError, match="belongs to another run"):
+        await publisher.publish(dataclasses.replace(MANIFEST, version=NEWER))
+    await publisher.close()
+
+
 async def test_an_engine_that_failed_the_canary_is_no_measure_for_its_likes() -> None:
     wrong, good = RecordingEngine("wrong"), RecordingEngine("good")
     wrong.checksums, good.checksums = {"fused": "13"}, {"fused": "99"}
@@ -269,6 +304,21 @@ async def test_an_engine_that_cannot_be_renamed_is_set_aside_and_gets_the_weight
     engine.calls.clear()
     assert isinstance(await publisher.sync("x"), Receipt)
     assert engine.calls == ["pause", "swap", "receipt", "resume"]
+
+
+async def test_a_name_that_came_though_its_answer_was_lost_is_proven_by_the_receipt() -> None:
+    engine = RecordingEngine("x")
+    publisher, fleet = _publisher(engine)
+    await publisher.publish(MANIFEST)
+    rename = engine.rename
+
+    async def lost(version: PolicyVersion) -> None:
+        await rename(version)
+        raise LostAnswerError("no answer")
+
+    engine.rename = lost  # type: ignore[method-assign]
+    assert [receipt.version for receipt in await publisher.publish(UNCHANGED)] == [NEWER]
+    assert fleet.healthy == ["x"]
 
 
 async def test_other_weights_under_the_name_of_an_unchanged_version_are_found() -> None:
