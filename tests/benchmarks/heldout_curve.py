@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentrl.orchestration.assembly import start_evaluator
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments
 from agentrl.tokens.chat import ChatFormat
@@ -17,7 +18,10 @@ from agentrl.types.version import PolicyVersion
 async def heldout_curve(
     config: RunConfig, model: Path, folders: Sequence[Path], num_tasks: int, enough: float, logs: Path
 ) -> list[float]:
-    """Mean reward of a model, then of the weights in each folder, up to the second in a row that reaches `enough`."""
+    """Mean reward of a model, then of the weights in each folder, up to the first that reaches `enough`.
+
+    Raises SystemExit if an episode fails: a mean without it would be of other tasks.
+    """
     logs.mkdir(parents=True, exist_ok=True)
     (name,) = config.policies
     runtime = LocalRuntime(config, logs)
@@ -25,17 +29,23 @@ async def heldout_curve(
     chat = ChatFormat.load(model, config.policies[name].chat)
     try:
         evaluator = await start_evaluator(config, runtime, chat, environments, model, PolicyVersion(0, 0))
-        means = [(await evaluator.run(PolicyVersion(0, 0), num_tasks)).mean]
+        means = [_mean(await evaluator.run(PolicyVersion(0, 0), num_tasks))]
         for step, folder in enumerate(folders, start=1):
             version = PolicyVersion(0, step)
             await evaluator.load(WeightsManifest(name, version, str(folder.resolve()), {}, 0))
-            means.append((await evaluator.run(version, num_tasks)).mean)
-            if min(means[-2:]) >= enough:
+            means.append(_mean(await evaluator.run(version, num_tasks)))
+            if means[-1] >= enough:
                 break
     finally:
         await runtime.close()
         await environments.close()
     return means
+
+
+def _mean(evaluation: Evaluation) -> float:
+    if evaluation.num_failed:
+        raise SystemExit(f"{evaluation.num_failed} held-out episodes failed at version {evaluation.version}")
+    return evaluation.mean
 
 
 def crossing(values: Sequence[float], level: float) -> float | None:

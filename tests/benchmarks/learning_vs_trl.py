@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import statistics
@@ -40,6 +41,8 @@ TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 TRL_SIDE = Path(__file__).parent / "trl_side"
 LEVEL = 0.9
 STEPS = 20
+# TRL limits what comes after the prompt, agentrl the whole context.
+LONGEST_PROMPT_TOKENS = 192
 # The chat format of the demo's models, in the form that TRL extends turn by turn. The tools are spelled out, since
 # TRL would describe their parameters in other words than those that the model has learned.
 TEMPLATE = (
@@ -100,7 +103,7 @@ def run_trl(config: RunConfig, model: Path, folder: Path, threads: int) -> tuple
         "learning_rate": policy.trainer.optimizer.learning_rate,
         "second_beta": policy.trainer.optimizer.second_beta,
         "max_turns": config.rollout.limits.max_turns,
-        "max_completion_tokens": 320,
+        "max_completion_tokens": config.rollout.limits.max_context_tokens - LONGEST_PROMPT_TOKENS,
         "template": trl_template(model, ChatFormat.load(model, policy.chat)),
         "tasks": trl_tasks(config.seed, config.steps * config.buffer.groups_per_step),
     }
@@ -121,6 +124,11 @@ def run_agentrl(values: list[str], folder: Path) -> tuple[Steps, list[Path]]:
     return steps, [run / "weights" / "main" / f"0.{step}" for step in range(1, config.steps + 1)]
 
 
+def recipe_digest() -> str:
+    """Changes with the recipe of the warm start, whose models are kept."""
+    return hashlib.sha256((RECIPES / "warmstart.toml").read_bytes()).hexdigest()[:8]
+
+
 def compare(seed: int, model: Path, folder: Path, num_tasks: int, threads: int) -> dict[str, Any]:
     """The figures of one seed, agentrl's first."""
     values = [
@@ -136,13 +144,15 @@ def compare(seed: int, model: Path, folder: Path, num_tasks: int, threads: int) 
     ours, our_weights = run_agentrl(values, folder)
     theirs, their_weights = run_trl(config, model, folder, threads)
     figures: dict[str, Any] = {"seed": seed}
+    curves = {}
     for name, weights in (("agentrl", our_weights), ("trl", their_weights)):
-        curve = asyncio.run(heldout_curve(config, model, weights, num_tasks, LEVEL, folder / f"{name}-logs"))
-        figures[f"{name}_curve"] = [round(value, 3) for value in curve]
+        logs = folder / f"{name}-logs"
+        curves[name] = asyncio.run(heldout_curve(config, model, weights, num_tasks, LEVEL, logs))
+        figures[f"{name}_curve"] = [round(value, 3) for value in curves[name]]
     for key in ("episodes_to_0.9", "seconds_to_0.9", "processor_s_per_step"):
         figures[key] = []
     for name, steps in (("agentrl", ours), ("trl", theirs)):
-        step = crossing(figures[f"{name}_curve"], LEVEL)
+        step = crossing(curves[name], LEVEL)
         if step is None:
             raise SystemExit(f"{name} with seed {seed} does not reach {LEVEL} in {STEPS} steps; see {folder}")
         figures["episodes_to_0.9"].append(round(step * config.buffer.episodes_per_step))
@@ -163,7 +173,7 @@ def main() -> None:
     seeds = []
     for seed in arguments.seeds:
         folder = arguments.folder / f"seed{seed}"
-        model = folder / "model"
+        model = folder / f"model-{recipe_digest()}"
         if not model.exists():
             warm_start(seed, model)
         attempt = folder / f"attempt-{sum(1 for _ in folder.glob('attempt-*'))}"

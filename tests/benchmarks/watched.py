@@ -43,18 +43,24 @@ def watch(command: Sequence[str], lines: Path, mark: str, log: Path, environment
     """
     at_s: list[float] = []
     used_s: list[float] = []
+    seen: dict[int, float] = {}  # also of processes that have ended: a family's time only grows
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=dict(environment))
-        while process.poll() is None:
+        is_over = False
+        while not is_over:
+            is_over = process.poll() is not None  # the last lines may come between two looks
             num_done = lines.read_text().count(mark) if lines.exists() else 0
             if num_done > len(at_s):
+                seen |= processor_s(family(process.pid))
                 at_s += [time.monotonic() - started] * (num_done - len(at_s))
-                used_s += [sum(processor_s(family(process.pid)).values())] * (num_done - len(used_s))
+                used_s += [sum(seen.values())] * (num_done - len(used_s))
             if time.monotonic() - started > LIMIT_S:
                 process.kill()
                 raise SystemExit(f"{command[1]} is not done after {LIMIT_S:g} s; its output is in {log}")
-            time.sleep(_LOOK_S)
+            time.sleep(0.0 if is_over else _LOOK_S)
     if process.returncode:
         raise SystemExit(f"{' '.join(command[:4])}... failed:\n{log.read_text(errors='replace')[-3000:]}")
+    if len(at_s) < 2:
+        raise SystemExit(f"{' '.join(command[:4])}... has done {len(at_s)} steps, too few to compare; see {log}")
     return Steps(tuple(at_s), tuple(used_s))

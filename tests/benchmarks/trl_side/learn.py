@@ -12,7 +12,6 @@ import json
 import os
 import sqlite3
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ class KeepSteps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         model.save_pretrained(self._output / f"step-{state.global_step}")
-        line = {"step": state.global_step, "time": time.time(), "processor_s": time.process_time()}
+        line = {"step": state.global_step}
         with (self._output / "steps.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
