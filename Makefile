@@ -45,7 +45,8 @@ $(VENV)/.installed-smollm2: $(VENV)/.installed
 demo: START := $(shell date +%s)
 demo:            ## train an agent on SQL questions and show that it learned; SEED=n
 	@$(MAKE) --no-print-directory $(VENV)/.installed
-	@$(BIN)/python -m tests.benchmarks.demo --seed $(SEED) --installing-since $(START)
+	@echo "installation: $$(($$(date +%s) - $(START))) s"
+	@$(BIN)/agentrl demo --seed $(SEED)
 
 test: $(VENV)/.installed-dev                              ## lint and all tests that need no other component
 	$(BIN)/ruff check $(CODE)

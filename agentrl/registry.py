@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from agentrl.types.errors import ConfigError
@@ -37,8 +40,25 @@ def load_plugin(group: str, name: str) -> Any:
     Raises:
         ConfigError: the name is unknown or ambiguous, or its module cannot be imported.
     """
-    if ":" in name:
-        return _load_target(name)
+    return _load_target(name if ":" in name else _find_plugin(group, name).target)
+
+
+def shipped_file(group: str, name: str, file: str) -> Path:
+    """A file, such as a recipe, that lies beside a plugin's code; the plugin is not imported.
+
+    Raises:
+        ConfigError: the name is unknown or ambiguous, or no such file lies there.
+    """
+    module = (name if ":" in name else _find_plugin(group, name).target).partition(":")[0]
+    spec = importlib.util.find_spec(module)
+    places = (spec and spec.submodule_search_locations) or []
+    found = next((path for path in (Path(place) / file for place in places) if path.exists()), None)
+    if found is None:
+        raise ConfigError(f"'{name}' in {group} ships no {file}; it would lie beside {module}")
+    return found
+
+
+def _find_plugin(group: str, name: str) -> Plugin:
     plugins = [plugin for plugin in list_plugins(group) if plugin.name == name]
     if len(plugins) > 1:
         owners = ", ".join(f"{p.target} ({p.distribution})" for p in plugins)
@@ -48,12 +68,10 @@ def load_plugin(group: str, name: str) -> Any:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"registered: {', '.join(names) or 'none'}"
         raise ConfigError(f"no plugin '{name}' in {group}; {hint}")
-    return _load_target(plugins[0].target)
+    return plugins[0]
 
 
 def _load_target(target: str) -> Any:
-    import importlib
-
     module_name, _, attribute = target.partition(":")
     try:
         found = importlib.import_module(module_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from agentrl.cli.demo import demo
 from agentrl.cli.doctor import doctor
 from agentrl.cli.engine import engine
 from agentrl.cli.environments import environments
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(demo)
 app.command()(warmstart)
 app.command()(train)
 app.command()(resume)

@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.demo import reinforce, warm_start
+from agentrl.cli.demo import reinforce, warm_start
 from tests.benchmarks.report import report
 
 

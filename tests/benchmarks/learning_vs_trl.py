@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agentrl.cli.demo import recipe, warm_start
 from agentrl.orchestration.config import RunConfig, load_run_config
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.tokenizer import FastTokenizer
@@ -31,7 +32,6 @@ from agentrl_environments.sql import definition
 from agentrl_environments.sql.database import Database
 from agentrl_environments.sql.environment import TOOLS
 from agentrl_environments.sql.tasks import SqlOptions, build_problem
-from tests.benchmarks.demo import RECIPES, warm_start
 from tests.benchmarks.heldout_curve import crossing, heldout_curve
 from tests.benchmarks.report import report
 from tests.benchmarks.watched import Steps, watch
@@ -117,16 +117,16 @@ def run_trl(config: RunConfig, model: Path, folder: Path, threads: int) -> tuple
 
 def run_agentrl(values: list[str], folder: Path) -> tuple[Steps, list[Path]]:
     """agentrl's steps, and the folders of their weights."""
-    config = load_run_config(RECIPES / "demo.toml", values)
+    config = load_run_config(recipe("demo.toml"), values)
     run = config.runs_folder / f"{config.name}-seed{config.seed}"
-    command = [sys.executable, "-m", "agentrl.cli.main", "train", str(RECIPES / "demo.toml"), *values]
+    command = [sys.executable, "-m", "agentrl.cli.main", "train", str(recipe("demo.toml")), *values]
     steps = watch(command, run / "metrics.jsonl", '"time/train_step_s"', folder / "agentrl.log", os.environ)
     return steps, [run / "weights" / "main" / f"0.{step}" for step in range(1, config.steps + 1)]
 
 
 def recipe_digest() -> str:
     """Changes with the recipe of the warm start, whose models are kept."""
-    return hashlib.sha256((RECIPES / "warmstart.toml").read_bytes()).hexdigest()[:8]
+    return hashlib.sha256(recipe("warmstart.toml").read_bytes()).hexdigest()[:8]
 
 
 def compare(seed: int, model: Path, folder: Path, num_tasks: int, threads: int) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def compare(seed: int, model: Path, folder: Path, num_tasks: int, threads: int) 
         "evaluation.interval_steps=0",
         "evaluation.final_tasks=0",
     ]
-    config = load_run_config(RECIPES / "demo.toml", values)
+    config = load_run_config(recipe("demo.toml"), values)
     ours, our_weights = run_agentrl(values, folder)
     theirs, their_weights = run_trl(config, model, folder, threads)
     figures: dict[str, Any] = {"seed": seed}
@@ -189,7 +189,7 @@ def main() -> None:
         episodes_ratio=ratio("episodes_to_0.9"),
         seconds_ratio=ratio("seconds_to_0.9"),
         processor_ratio=ratio("processor_s_per_step"),
-        max_staleness=load_run_config(RECIPES / "demo.toml", []).buffer.max_staleness,
+        max_staleness=load_run_config(recipe("demo.toml"), []).buffer.max_staleness,
         heldout_tasks=arguments.tasks,
         seeds=seeds,
     )

@@ -35,6 +35,7 @@ _LENGTHS = (32, 48, 64, 96, 128, 160, 192, 256, 288, 320, 384, 512)
 
 def demo_job(folder: Path) -> dict[str, Any]:
     """64 episodes of the clumsy expert, and a model that has seen one step of them."""
+    from agentrl.cli.demo import recipe
     from agentrl.envs.hosting import build_host
     from agentrl.orchestration.players import build_scaffold
     from agentrl.orchestration.transcripts import Teacher
@@ -44,10 +45,9 @@ def demo_job(folder: Path) -> dict[str, Any]:
     from agentrl.types.trajectory import build_trajectories
     from agentrl_environments.sql import definition
     from agentrl_environments.sql.tasks import SqlOptions
-    from tests.benchmarks.demo import RECIPES
 
     lesson = "lessons=[{expert = 'clumsy', transcripts = 64, max_steps = 1}]"
-    config = load_warmstart_config(RECIPES / "warmstart.toml", [f"output={folder / 'demo-model'}", lesson])
+    config = load_warmstart_config(recipe("warmstart.toml"), [f"output={folder / 'demo-model'}", lesson])
 
     class Quiet:
         def on_phase(self, text: str) -> None: ...

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.registry import ENVIRONMENTS, Plugin, list_plugins, load_plugin
+from agentrl.registry import ENVIRONMENTS, Plugin, list_plugins, load_plugin, shipped_file
 from agentrl.types.errors import ConfigError
 
 GROUP = "agentrl.tests"
@@ -73,3 +73,23 @@ def test_a_target_may_be_named_directly():
 def test_a_target_that_cannot_be_loaded_is_a_configuration_error(target):
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_plugin(GROUP, target)
+
+
+def test_a_file_beside_a_plugin_is_found_without_importing_it(install, tmp_path):
+    install("plug", mine="shipping_plugin:x")
+    (tmp_path / "shipping_plugin").mkdir()
+    (tmp_path / "shipping_plugin" / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "shipping_plugin" / "demo.toml").write_text("steps = 1")
+    assert shipped_file(GROUP, "mine", "demo.toml").read_text() == "steps = 1"
+    assert "shipping_plugin" not in sys.modules
+
+
+@pytest.mark.parametrize("target", ["os.path:join", "no_such_module:x"])
+def test_a_file_that_does_not_lie_beside_a_plugin_is_named(install, target):
+    install("plug", mine=target)
+    with pytest.raises(ConfigError, match=r"'mine' in agentrl\.tests ships no demo\.toml"):
+        shipped_file(GROUP, "mine", "demo.toml")
+
+
+def test_the_demo_finds_its_recipes_wherever_it_is_installed():
+    assert 'name = "sql-demo"' in shipped_file(ENVIRONMENTS, "sql", "demo.toml").read_text()
