@@ -45,6 +45,10 @@ class OptimizerConfig(ConfigModel):
     """Second beta of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay: decoupled for AdamW and Muon, added to the gradient for SGD."""
+    decay_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which all step sizes fall linearly to a tenth, where they stay; 0 keeps them. Set it to the steps of
+    the run where few groups still have something to tell near its end: what is left to learn from is then mostly
+    chance, and steps of full size follow it. Lessons of a warm start have a schedule of their own."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients of a larger norm are scaled down to it; counted as ``trainer/grad_norm``."""
 

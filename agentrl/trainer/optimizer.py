@@ -12,6 +12,7 @@ from agentrl.trainer.config import OptimizerConfig
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NEWTON_SCHULZ_STEPS = 5
+_LEAST_SCALE = 0.1
 
 
 class Muon(torch.optim.Optimizer):
@@ -59,6 +60,16 @@ class OptimizerSet:
         """Forget the gradients."""
         for part in self.parts:
             part.zero_grad()
+
+
+def decayed(config: OptimizerConfig, step: int) -> float:
+    """What the learning rates of a step are to be multiplied with: 1 at step 0, a tenth from `decay_steps` on.
+
+    Example: with `decay_steps` 40, step 20 has 0.55 times the rates of step 0.
+    """
+    if not config.decay_steps:
+        return 1.0
+    return 1.0 - (1.0 - _LEAST_SCALE) * min(step / config.decay_steps, 1.0)
 
 
 def _build(policy: torch.nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:

@@ -25,7 +25,7 @@ from agentrl.trainer.explanation import LossTrace
 from agentrl.trainer.gap import no_replay_gap
 from agentrl.trainer.minibatches import split_batch
 from agentrl.trainer.model import load_policy
-from agentrl.trainer.optimizer import OptimizerSet
+from agentrl.trainer.optimizer import OptimizerSet, decayed
 from agentrl.trainer.selection import batch_advantages, places_in_loss, select_sequences
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.trainer.step import run_step, run_supervised
@@ -132,6 +132,7 @@ class TrainerRank:
                 trace,
                 minibatches,
                 is_redo,
+                decayed(self._config.optimizer, self._version.step),
             )
             self._is_unproven &= is_redo or metrics["trainer/fresh_tokens"] == 0
         seconds = time.monotonic() - started

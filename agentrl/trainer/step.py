@@ -74,6 +74,7 @@ class StepRun:
     trace: LossTrace | None
     is_gate: bool
     is_redo: bool
+    lr_scale: float
     sums: StepSums = field(default_factory=StepSums)
 
     @torch.no_grad()
@@ -154,6 +155,7 @@ def run_step(
     trace: LossTrace | None = None,
     minibatches: Sequence[Minibatch] = (),
     is_redo: bool = False,
+    lr_scale: float = 1.0,
 ) -> dict[str, float]:
     """Learn from one batch; every rank calls it with the same sequences.
 
@@ -172,6 +174,7 @@ def run_step(
         trace: hears of every pass over every sequence.
         minibatches: of the sequences, in order; none for one optimizer step over all.
         is_redo: the step is on record: mask what mismatches, as the first time, and end the run for none of it.
+        lr_scale: what the configured learning rates are multiplied with.
 
     Returns:
         Metrics named ``trainer/quantity_unit``, equal on all ranks. Loss and norm are means over the optimizer
@@ -180,7 +183,7 @@ def run_step(
     Raises:
         TrainerError: trainer and engine disagree, or the gradient is not finite.
     """
-    run = StepRun(policy, algorithm, config, temperature, trace, is_gate, is_redo)
+    run = StepRun(policy, algorithm, config, temperature, trace, is_gate, is_redo, lr_scale)
     if len(minibatches) > 1:
         report, norms = _several_steps(run, optimizer, sequences, minibatches)
     else:
@@ -189,6 +192,7 @@ def run_step(
     return {
         **_metrics(totals, norms),
         **report.metrics(),
+        "trainer/learning_rate": config.optimizer.learning_rate * lr_scale,
         "trainer/skipped_minibatches": float(max(len(minibatches), 1) - len(norms)),
         "trainer/replayed_fraction": replayed_fraction(sequences),
     }
@@ -231,7 +235,7 @@ def _one_step(
     if report.mismatched_sequences == len(sequences):
         optimizer.clear()  # momentum and decay must not move the weights either
         return report, []
-    return report, [_update(run.policy, optimizer, run.config, 0)]
+    return report, [_update(run, optimizer, 0)]
 
 
 def _several_steps(
@@ -247,15 +251,15 @@ def _several_steps(
     for part in (minibatch.without(start.mismatched) for minibatch in minibatches):
         if part.indices:
             run.backward(part, start)
-            norms.append(_update(run.policy, optimizer, run.config, len(norms)))
+            norms.append(_update(run, optimizer, len(norms)))
     return start.report, norms
 
 
-def _update(policy: PolicyModel, optimizer: OptimizerSet, config: TrainerConfig, num_before: int) -> float:
+def _update(run: StepRun, optimizer: OptimizerSet, num_before: int) -> float:
     """One optimizer step, behind others of the same batch; returns the norm of its gradient."""
-    norm = _clip(policy, config.optimizer.max_grad_norm)
+    norm = _clip(run.policy, run.config.optimizer.max_grad_norm)
     if math.isfinite(norm):
-        optimizer.step(1.0)
+        optimizer.step(run.lr_scale)
         return norm
     weights = "the weights are unchanged"
     if num_before:

@@ -1,6 +1,6 @@
 """How fast TRL and agentrl learn the same: one warm-started model, tasks, optimizer and group size, on this machine.
 
-TRL's GRPOTrainer plays with `environment_factory` and transformers' generation, in an environment of its own
+The learning rate of both is constant. TRL's GRPOTrainer plays with `environment_factory` and transformers' generation, in an environment of its own
 (``make bench BENCH=learning_vs_trl`` makes it). agentrl runs its demo's recipe. Both keep the weights of every step;
 afterwards one engine plays the same held-out tasks with each, so that evaluation costs neither of them anything.
 
@@ -137,6 +137,7 @@ def compare(seed: int, model: Path, folder: Path, num_tasks: int, threads: int) 
         f"runs_folder={folder}",
         f"steps={STEPS}",
         f"policies.main.publish.keep_versions={STEPS + 1}",
+        "policies.main.trainer.optimizer.decay_steps=0",
         "evaluation.interval_steps=0",
         "evaluation.final_tasks=0",
     ]

@@ -7,7 +7,7 @@ import torch
 from trainer_reference import plain_network
 
 from agentrl.trainer.config import OptimizerConfig
-from agentrl.trainer.optimizer import Muon, OptimizerSet
+from agentrl.trainer.optimizer import Muon, OptimizerSet, decayed
 
 
 def matrix(rows: int, columns: int, seed: int = 0) -> torch.nn.Parameter:
@@ -119,6 +119,15 @@ def test_sgd_with_momentum_by_hand():
         optimizer.step(1.0)
     # Steps of 0.1 * 1 and 0.1 * (0.5 + 1).
     assert module.weight.item() == pytest.approx(1 - 0.1 - 0.15)
+
+
+@pytest.mark.parametrize(("step", "scale"), [(0, 1.0), (10, 0.775), (20, 0.55), (40, 0.1), (400, 0.1)])
+def test_rates_fall_to_a_tenth_over_the_decay_steps_by_hand(step, scale):
+    assert decayed(OptimizerConfig(decay_steps=40), step) == pytest.approx(scale)
+
+
+def test_without_decay_steps_rates_stay():
+    assert decayed(OptimizerConfig(), 10_000) == 1.0
 
 
 def test_the_scale_of_the_learning_rate_does_not_pile_up():

@@ -65,6 +65,26 @@ def test_a_step_makes_the_next_version_and_reports_it(rank, network):
     assert rank.step(at(make_batch(network, noise=1.0), 1)).version == PolicyVersion(0, 2)
 
 
+def test_the_second_step_of_a_decay_moves_the_weights_by_the_smaller_rate(tiny_model, network, tmp_path):
+    def moved(decay_steps: int) -> float:
+        optimizer = OptimizerConfig(kind="sgd", learning_rate=0.01, momentum=0.0, decay_steps=decay_steps)
+        folder = tmp_path / str(decay_steps)
+        folder.mkdir()
+        spec = spec_of(tiny_model, folder, TrainerConfig(optimizer=optimizer, max_gap_nats=100.0))
+        rank = TrainerRank(msgspec.structs.replace(spec, version=PolicyVersion(0, 1)))
+        rank.load()
+        try:
+            before = [p.full_tensor().detach().clone() for p in rank._policy.parameters()]
+            report = rank.step(at(make_batch(network), 1))
+            assert report.metrics["trainer/learning_rate"] == pytest.approx(0.01 if decay_steps == 0 else 0.0055)
+            after = [p.full_tensor().detach() for p in rank._policy.parameters()]
+        finally:
+            dist.destroy_process_group()
+        return float(sum((a - b).square().sum() for a, b in zip(after, before, strict=True)).sqrt())
+
+    assert moved(2) == pytest.approx(0.55 * moved(0), rel=1e-4)
+
+
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_batch_for_another_version_is_refused(step, rank, network):
     rank.step(make_batch(network))
