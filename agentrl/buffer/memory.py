@@ -15,6 +15,7 @@ from agentrl.buffer.order import oldest_in_window
 from agentrl.buffer.recovery import Recovered, TakenStep, failure_reason, succeeded
 from agentrl.buffer.staleness import build_batch, count_trained, wait_permits
 from agentrl.buffer.starvation import DroppedGroups
+from agentrl.protocols import EpisodeBuffer
 from agentrl.types.batch import TrainBatch
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import Failure, StalledError
@@ -22,7 +23,7 @@ from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
 
 
-class MemoryBuffer:
+class MemoryBuffer(EpisodeBuffer):
     """Episodes from admission to training.
 
     States of an episode: running (holds a place) -> scoring (place given back) -> finished in its group

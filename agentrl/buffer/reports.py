@@ -163,7 +163,7 @@ def _ratio(sums: np.ndarray) -> float:
     dispatched_sum, episodes, trained_sum, trained_episodes = sums.tolist()
     if not dispatched_sum or not trained_episodes:
         return float("nan")
-    return (trained_sum / trained_episodes) / (dispatched_sum / episodes)
+    return float((trained_sum / trained_episodes) / (dispatched_sum / episodes))
 
 
 def _difficulties(cohort: Sequence[LedgerLine]) -> np.ndarray:

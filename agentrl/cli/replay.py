@@ -142,8 +142,9 @@ def _print_comparison(console: Console, found: StepReplay) -> None:
 def _verdict(c: Comparison) -> str:
     if c.is_equal:
         return "equal"
-    is_number = isinstance(c.recorded, float) and isinstance(c.replayed, float)
-    return f"[red]differs by {abs(c.replayed - c.recorded):.1e}[/red]" if is_number else "[red]differs[/red]"
+    if isinstance(c.recorded, float) and isinstance(c.replayed, float):
+        return f"[red]differs by {abs(c.replayed - c.recorded):.1e}[/red]"
+    return "[red]differs[/red]"
 
 
 def _print_episode(console: Console, episode: EpisodeFates, tokenizer: FastTokenizer) -> None:

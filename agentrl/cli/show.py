@@ -10,11 +10,15 @@ import typer
 from agentrl.cli.errors import reported
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
     from rich.text import Text
 
     from agentrl.orchestration.run_directory import RunDirectory
     from agentrl.tokens.tokenizer import FastTokenizer
     from agentrl.types.episode import Episode, Node
+    from agentrl.types.version import PolicyVersion
 
 _VERSION_COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
@@ -66,7 +70,7 @@ def _choose(episodes: list[Episode], name: str | None) -> Episode:
     return found[-1]
 
 
-def _print_episode(episode: Episode, tokenizer: FastTokenizer, console: object) -> None:
+def _print_episode(episode: Episode, tokenizer: FastTokenizer, console: Console) -> None:
     from rich.text import Text
 
     versions = sorted({s.version for node in episode.nodes if node.sample for s in node.sample.versions})
@@ -86,10 +90,10 @@ def _print_episode(episode: Episode, tokenizer: FastTokenizer, console: object) 
     text.append(
         f"{episode.num_sampled_tokens} of {episode.num_tokens} tokens sampled, {aborted} aborts survived", "dim"
     )
-    console.print(text)  # type: ignore[attr-defined]
+    console.print(text)
 
 
-def _append_node(text: Text, node: Node, tokenizer: FastTokenizer, colours: dict) -> None:
+def _append_node(text: Text, node: Node, tokenizer: FastTokenizer, colours: Mapping[PolicyVersion, str]) -> None:
     if node.sample is None:
         text.append(tokenizer.decode(node.token_ids), "dim")
         return

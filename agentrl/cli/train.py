@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,10 @@ from agentrl.cli.errors import reported
 from agentrl.process.loop import run_async
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from agentrl.orchestration.ending import RunSummary
+    from agentrl.orchestration.recorder import RunObserver
 
 RecipeArgument = Annotated[Path, typer.Argument(help="TOML recipe, such as environments/sql/demo.toml.")]
 OverridesArgument = Annotated[list[str] | None, typer.Argument(help="key.path=value, laid over the recipe in order.")]
@@ -40,7 +43,7 @@ def resume(
     _run(lambda observer: resume_run(run, observer, salvage))
 
 
-def _run(launch) -> None:
+def _run(launch: Callable[[RunObserver], Coroutine[Any, Any, RunSummary]]) -> None:
     from agentrl.cli.progress import RunProgress, print_summary
 
     with RunProgress() as progress:

@@ -6,6 +6,7 @@ import difflib
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from agentrl.types.errors import ConfigError
 
@@ -31,7 +32,7 @@ def parse_config(kind: type[M], values: dict[str, Any], source: str) -> M:
         raise ConfigError(f"{source}: " + "; ".join(lines)) from None
 
 
-def _explain(kind: type[ConfigModel], entry: Any) -> str:
+def _explain(kind: type[ConfigModel], entry: ErrorDetails) -> str:
     path = ".".join(str(part) for part in entry["loc"])
     if entry["type"] != "extra_forbidden":
         return f"{path or 'configuration'}: {entry['msg']} (got {entry['input']!r})"
@@ -41,7 +42,7 @@ def _explain(kind: type[ConfigModel], entry: Any) -> str:
     return f"unknown key '{path}'; {hint}"
 
 
-def _known_keys(kind: type[ConfigModel], path: tuple[Any, ...]) -> list[str]:
+def _known_keys(kind: type[ConfigModel], path: tuple[int | str, ...]) -> list[str]:
     """Field names of the section that `path` leads to; all names met on the way where it forks."""
     sections: list[type[ConfigModel]] = [kind]
     for part in path:
@@ -51,7 +52,7 @@ def _known_keys(kind: type[ConfigModel], path: tuple[Any, ...]) -> list[str]:
     return [name for section in sections for name in section.model_fields]
 
 
-def _models_in(annotation: Any) -> list[type[ConfigModel]]:
+def _models_in(annotation: object) -> list[type[ConfigModel]]:
     """Configuration classes named anywhere in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
         return [annotation]

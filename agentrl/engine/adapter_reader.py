@@ -34,7 +34,7 @@ def read_tensors(file: AdapterFile) -> dict[str, torch.Tensor]:
     raw = msgspec.json.decode(file.header, type=dict[str, msgspec.Raw])
     entries = {name: entry for name, entry in raw.items() if name != "__metadata__"}
     tensors = {name: _view(memory, name, msgspec.json.decode(e, type=_Entry)) for name, e in entries.items()}
-    file.fill(memoryview(memory.numpy()))
+    file.fill(memory.numpy().data)
     return tensors
 
 

@@ -99,7 +99,8 @@ def attend(
         ConfigError: the model asks for more than windows, soft caps and sinks.
     """
     features = read_features(module, attention_mask, keywords)
-    keys, values = slot_batch.store(module.layer_idx, key, value)
+    layer: Any = module.layer_idx  # an integer, which torch annotates as tensor or module
+    keys, values = slot_batch.store(layer, key, value)
     visible = slot_batch.visible(features.window)
     if features.changes_scores:
         return _attend_in_rows(query, keys, values, visible, scaling, features).transpose(1, 2), None

@@ -119,8 +119,8 @@ def _leave_in_background(group: WeightGroup) -> None:
     threading.Thread(target=leave_group, args=(group,), name=f"leave-{group.name}", daemon=True).start()
 
 
-def _field(body: dict[str, Any], key: str, kind: type) -> Any:
-    value = body.get(key)
-    if type(value) is not kind:
+def _field(body: dict[str, Any], key: str, kind: type[Result]) -> Result:
+    value: Result | None = body.get(key)
+    if value is None or type(value) is not kind:
         raise BadRequestError(f"{key} must be given, as {kind.__name__}")
     return value

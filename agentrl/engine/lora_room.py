@@ -101,7 +101,9 @@ class LoraRoom:
         All in few calls of the tensor library: each gives the interpreter away and has to wait for it again, so
         hundreds of small ones beside a thread that draws tokens slow both down.
         """
-        targets, sources, zeroed = [], [], []
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        zeroed: list[torch.Tensor] = []
         for name, matrices in self.matrices.items():
             a_RI, b_OR = matrices.rows[place]
             pair = adapter.pairs.get(name)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.engine.attention import SLOT_ATTENTION, ShapeRecorder, SlotBatch
+from agentrl.engine.attention import SLOT_ATTENTION, KVStore, ShapeRecorder, SlotBatch
 from agentrl.engine.lora import LoraStack
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.routing import RoutingRecorder, has_experts
@@ -57,7 +57,7 @@ class ServedModel:
         row_ids = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         self.cache.reserve(length, 1 + int(row_ids.max()))
         row_tensor = torch.from_numpy(row_ids).to(self._device)
-        batch = SlotBatch(
+        batch: KVStore = SlotBatch(
             cache=self.cache,
             rows=rows if isinstance(rows, slice) else row_tensor,
             row_ids=row_tensor,
@@ -74,7 +74,8 @@ class ServedModel:
         )
         if self.routing is not None:
             self.routing.store(row_tensor, positions, self.cache.capacity)
-        return output.last_hidden_state
+        hidden: torch.Tensor = output.last_hidden_state
+        return hidden
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -120,17 +121,20 @@ def load_network(model: Path, dtype: torch.dtype, device: str) -> PreTrainedMode
     # torch's grouped matrix product, which transformers takes for experts, knows no float64.
     experts = {"experts_implementation": "eager"} if dtype is torch.float64 else {}
     try:
-        network = AutoModelForCausalLM.from_pretrained(
+        network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model, dtype=dtype, attn_implementation=SLOT_ATTENTION, local_files_only=True, **experts
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"model {model} cannot be loaded: {error}") from error
-    return network.to(device).eval().requires_grad_(False)
+    # transformers annotates its `to` as if it took no device.
+    as_module: torch.nn.Module = network
+    as_module.to(device).eval().requires_grad_(False)
+    return network
 
 
 def _context_length(config: PreTrainedConfig, wanted: int | None) -> int:
     """Tokens of the longest context. Raises ConfigError where the model would change within one."""
-    limit = min(config.max_position_embeddings, fixed_rotary_positions(config) or config.max_position_embeddings)
+    limit: int = min(config.max_position_embeddings, fixed_rotary_positions(config) or config.max_position_embeddings)
     if wanted is not None and limit < min(wanted, config.max_position_embeddings):
         raise ConfigError(
             f"context_length is {wanted}, but the rotary frequencies of this {config.model_type} change at {limit} "
@@ -140,7 +144,7 @@ def _context_length(config: PreTrainedConfig, wanted: int | None) -> int:
 
 
 def _eos_token_ids(network: PreTrainedModel) -> frozenset[int]:
-    eos = network.generation_config.eos_token_id if network.generation_config else None
+    eos = network.generation_config.eos_token_id if network.can_generate() else None
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)

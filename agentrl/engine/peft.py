@@ -82,7 +82,7 @@ def _rank_and_scale(config: Any, max_rank: int) -> tuple[int, float]:
         if config.get(key) not in plain:
             raise BadRequestError(f"the adapter has {key}={config[key]!r}; only plain LoRA is served")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+    if type(rank) is not int or rank < 1 or isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise BadRequestError("an adapter's configuration needs r, an integer above 0, and lora_alpha, a number")
     if rank > max_rank:
         raise BadRequestError(f"the adapter's rank {rank} is above --max-lora-rank {max_rank}")

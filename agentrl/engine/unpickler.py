@@ -75,7 +75,8 @@ def _load_storage(data: bytes) -> Any:
 def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *more: Any) -> torch.Tensor:
     """As torch does, except that it would enlarge a storage that is too small by memory full of chance."""
     _check_extent(storage._untyped_storage.nbytes() // storage.dtype.itemsize, offset, size, stride)
-    return torch._utils._rebuild_tensor_v2(storage, offset, size, stride, *more)
+    tensor: torch.Tensor = torch._utils._rebuild_tensor_v2(storage, offset, size, stride, *more)
+    return tensor
 
 
 def _check_extent(num_values: int, offset: int, size: Any, stride: Any) -> None:
@@ -103,7 +104,8 @@ def _map_cuda_tensor(*arguments: Any) -> torch.Tensor:
             )
     num_values = given["storage_size_bytes"] // given["dtype"].itemsize
     _check_extent(num_values, given["tensor_offset"], given["tensor_size"], given["tensor_stride"])
-    return reductions.rebuild_cuda_tensor(*arguments)
+    tensor: torch.Tensor = reductions.rebuild_cuda_tensor(*arguments)
+    return tensor
 
 
 _STAND_INS: dict[tuple[str, str], Any] = {

@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from agentrl import registry
 from agentrl.config.base import ConfigModel, parse_config
 from agentrl.envs.epochs import place_in_list
-from agentrl.protocols import DurableEnvironment, Environment
+from agentrl.protocols import AttachableEnvironment, Environment, SnapshotEnvironment
 from agentrl.types.environment import Origin, Recovery
 from agentrl.types.errors import Boundary, ConfigError, boundary
 from agentrl.types.message import Message
 from agentrl.types.task import Split, Task
 
+Options = TypeVar("Options", bound=ConfigModel)
 Placement = Literal["inline", "process"]
 
 
@@ -24,7 +25,7 @@ class NoOptions(ConfigModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Expert:
+class Expert(Generic[Options]):
     """A scripted player: gives the next assistant message for a task and the conversation so far.
 
     The generator is seeded by the episode and fresh at every call, so the first draw of each call is
@@ -32,12 +33,12 @@ class Expert:
     """
 
     description: str
-    act: Callable[[Any, Task, Sequence[Message], random.Random], Message]
+    act: Callable[[Options, Task, Sequence[Message], random.Random], Message]
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentDefinition:
-    """One kind of environment.
+class EnvironmentDefinition(Generic[Options]):
+    """One kind of environment, with options of one class.
 
     `sample_task(options, split, ordinal, seed)` must give the same task for the same arguments.
     `placement` says where instances run unless the recipe says otherwise: ``process`` (the default)
@@ -49,10 +50,11 @@ class EnvironmentDefinition:
 
     name: str
     description: str
-    sample_task: Callable[[Any, Split, int, int], Task]
-    create: Callable[[Any, Task], Environment]
-    options: type[ConfigModel] = NoOptions
-    experts: Mapping[str, Expert] = field(default_factory=dict)
+    sample_task: Callable[[Options, Split, int, int], Task]
+    create: Callable[[Options, Task], Environment]
+    # Holds for a definition whose functions take NoOptions, or any options: a default cannot say that.
+    options: type[Options] = NoOptions  # type: ignore[assignment]
+    experts: Mapping[str, Expert[Options]] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     """Words that a tokenizer made for this environment keeps whole."""
     placement: Placement = "process"
@@ -61,14 +63,14 @@ class EnvironmentDefinition:
     played again up to where it was."""
     external_tools: frozenset[str] = frozenset()
     """Tools that act outside the instance (send, pay, publish): their calls are never repeated."""
-    restore: Callable[[Any, Task, bytes], DurableEnvironment] | None = None
+    restore: Callable[[Options, Task, bytes], SnapshotEnvironment] | None = None
     """Makes an instance from what another's `snapshot` gave; options, task and snapshot."""
-    reattach: Callable[[Any, Task, str], DurableEnvironment] | None = None
+    reattach: Callable[[Options, Task, str], AttachableEnvironment] | None = None
     """Makes an instance over the live session that another's `handle` named; raises if it is gone."""
-    reattach_fenced: Callable[[Any, Task, str, int], DurableEnvironment] | None = None
+    reattach_fenced: Callable[[Options, Task, str, int], AttachableEnvironment] | None = None
     """As `reattach`, and used in its place, with the worker's fencing token behind the handle: from then on the session
     should refuse whoever reattached under a smaller token, and the worker that began it."""
-    num_tasks: Callable[[Any], int] | None = None
+    num_tasks: Callable[[Options], int] | None = None
     """Number of training tasks with these options, for an environment that has a list of them: `sample_task` is then
     asked for ordinals below it only, each once in every epoch. Without it training tasks are endless."""
 
@@ -78,7 +80,7 @@ class EnvironmentDefinition:
         has_handles = self.reattach is not None or self.reattach_fenced is not None
         return Recovery(has_handles, self.restore is not None, self.is_deterministic, self.external_tools)
 
-    def sampler(self, options: Any, split: Split, seed: int) -> Callable[[int], Task]:
+    def sampler(self, options: Options, split: Split, seed: int) -> Callable[[int], Task]:
         """Gives the tasks of a split in a run's order, counted from 0. Raises ConfigError if there are none."""
         if split is not Split.TRAIN or self.num_tasks is None:
             return lambda number: self.sample_task(options, split, number, seed)
@@ -87,7 +89,7 @@ class EnvironmentDefinition:
             raise ConfigError(f"environment '{self.name}' has {size} training tasks; its options may leave out all")
         return lambda number: self.sample_task(options, split, place_in_list(number, size, seed), seed)
 
-    def make(self, options: Any, task: Task, origin: Origin | None) -> Environment:
+    def make(self, options: Options, task: Task, origin: Origin | None) -> Environment:
         """An instance, fresh or from where another one was. Raises EpisodeError if that is gone."""
         if origin is not None and origin.handle is not None and self.recovery.has_handles:
             with boundary(Boundary.ENVIRONMENT, "lost", f"its session {origin.handle} cannot be reattached"):
@@ -97,17 +99,17 @@ class EnvironmentDefinition:
                 return self.restore(options, task, origin.snapshot)
         return self.create(options, task)
 
-    def _reattach(self, options: Any, task: Task, handle: str, token: int) -> Environment:
+    def _reattach(self, options: Options, task: Task, handle: str, token: int) -> Environment:
         if self.reattach_fenced is not None:
             return self.reattach_fenced(options, task, handle, token)
         assert self.reattach is not None
         return self.reattach(options, task, handle)
 
-    def parse_options(self, values: Mapping[str, Any]) -> Any:
+    def parse_options(self, values: Mapping[str, Any]) -> Options:
         """The environment's options from plain values. Raises ConfigError."""
         return parse_config(self.options, dict(values), f"options of environment '{self.name}'")
 
-    def expert(self, name: str) -> Expert:
+    def expert(self, name: str) -> Expert[Options]:
         """The expert of that name. Raises ConfigError."""
         if name not in self.experts:
             raise ConfigError(
@@ -116,7 +118,7 @@ class EnvironmentDefinition:
         return self.experts[name]
 
 
-def load_environment(name: str) -> EnvironmentDefinition:
+def load_environment(name: str) -> EnvironmentDefinition[ConfigModel]:
     """The registered environment, or one named as ``module:attribute``. Raises ConfigError."""
     definition = registry.load_plugin(registry.ENVIRONMENTS, name)
     if not isinstance(definition, EnvironmentDefinition):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
 
-from agentrl.envs.definition import EnvironmentDefinition
-from agentrl.protocols import Environment
+from agentrl.envs.abilities import WholeEnvironment
+from agentrl.envs.definition import EnvironmentDefinition, Options
+from agentrl.protocols import DurableEnvironment, Environment
 from agentrl.types.environment import Origin
 from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
 from agentrl.types.task import Task
@@ -19,18 +20,18 @@ _log = logging.getLogger(__name__)
 class InlineHost:
     """Makes environments on the caller's event loop."""
 
-    def __init__(self, definition: EnvironmentDefinition, options: Any, close_s: float) -> None:
-        self._definition, self._options = definition, options
+    def __init__(self, definition: EnvironmentDefinition[Options], options: Options, close_s: float) -> None:
+        self._make = partial(definition.make, options)
         self._close_s = close_s
         self.recovery = definition.recovery
 
     @asynccontextmanager
-    async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[Any]:
+    async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[DurableEnvironment]:
         """An environment for one episode. Raises EpisodeError if it cannot be made."""
         with boundary(Boundary.ENVIRONMENT, "create"):
-            environment = self._definition.make(self._options, task, origin)
+            environment = self._make(task, origin)
         try:
-            yield environment
+            yield WholeEnvironment(environment)
         finally:
             await self._close(environment)
 

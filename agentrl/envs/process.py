@@ -8,16 +8,19 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from agentrl.envs.definition import EnvironmentDefinition
+from agentrl.envs.definition import EnvironmentDefinition, Options
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.types.environment import Opening, Origin, Score, StepResult
 from agentrl.types.errors import Boundary, EpisodeError, Failure
 from agentrl.types.message import Message
 from agentrl.types.task import Task
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 _START_S = 60.0
@@ -53,7 +56,7 @@ class RemoteEnvironment:
 
     async def handle(self) -> str | None:
         """Names the live session."""
-        return await self._call("handle", result=str | None)  # type: ignore[arg-type]
+        return await self._call("handle", result=str | None)
 
     async def detach(self) -> None:
         """Leave the session alive."""
@@ -61,7 +64,7 @@ class RemoteEnvironment:
 
     async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
         """The result of a step that was dispatched to the session."""
-        return await self._call("outcome", step, list(effect_ids), result=StepResult | None)  # type: ignore[arg-type]
+        return await self._call("outcome", step, list(effect_ids), result=StepResult | None)
 
     async def snapshot(self) -> bytes:
         """The whole state."""
@@ -71,7 +74,7 @@ class RemoteEnvironment:
         """Free the environment."""
         await self._call("close", result=type(None))
 
-    async def _call(self, method: str, *arguments: Any, result: type[T]) -> T:
+    async def _call(self, method: str, *arguments: object, result: TypeForm[T]) -> T:
         was_spoiled, self.is_spoiled = self.is_spoiled, True
         try:
             value = await self._worker.call(method, *arguments, result=result, deadline_s=self._call_s)
@@ -99,7 +102,12 @@ class ProcessHost:
     """
 
     def __init__(
-        self, definition: EnvironmentDefinition, name: str, options: Mapping[str, Any], call_s: float, logs: Path
+        self,
+        definition: EnvironmentDefinition[Options],
+        name: str,
+        options: Mapping[str, Any],
+        call_s: float,
+        logs: Path,
     ) -> None:
         definition.parse_options(options)
         self.recovery = definition.recovery

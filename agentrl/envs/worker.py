@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import msgspec
 
+from agentrl.envs.abilities import attachable, snapshotting
 from agentrl.envs.definition import load_environment
 from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
 from agentrl.process.server import serve
+from agentrl.protocols import Environment
 from agentrl.types.environment import Opening, Origin, Score, StepResult, check_opening, check_score, check_step
 from agentrl.types.message import Message
 from agentrl.types.task import Task
+
+T = TypeVar("T")
 
 
 class EnvironmentWorker:
@@ -22,7 +27,7 @@ class EnvironmentWorker:
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self._definition = load_environment(name)
         self._options = self._definition.parse_options(options)
-        self._environment: Any = None
+        self._environment: Environment | None = None
 
     def create(self, task: Task, origin: Origin | None) -> None:
         """Make the environment of an episode."""
@@ -33,41 +38,51 @@ class EnvironmentWorker:
 
     async def start(self) -> Opening:
         """The environment's opening."""
-        return check_opening(await _value(self._environment.start()))
+        return check_opening(await _value(self._present().start()))
 
     async def step(self, action: Message) -> StepResult:
         """The environment's reaction."""
-        return check_step(await _value(self._environment.step(action)))
+        return check_step(await _value(self._present().step(action)))
 
     async def score(self) -> Score:
         """The environment's verdict."""
-        return check_score(await _value(self._environment.score()))
+        return check_score(await _value(self._present().score()))
 
     async def handle(self) -> str | None:
         """Names the live session."""
-        return await _value(self._environment.handle())
+        return await _value(attachable(self._present()).handle())
 
     async def detach(self) -> None:
         """Leave the session alive."""
-        await _value(self._environment.detach())
+        await _end(attachable(self._present()).detach())
 
     async def outcome(self, step: int, effect_ids: list[str]) -> StepResult | None:
         """The result of a step that was dispatched to the session."""
-        return await _value(self._environment.outcome(step, effect_ids))
+        return await _value(attachable(self._present()).outcome(step, effect_ids))
 
     async def snapshot(self) -> bytes:
         """The whole state."""
-        return await _value(self._environment.snapshot())
+        return await _value(snapshotting(self._present()).snapshot())
 
     async def close(self) -> None:
         """Free the environment."""
         environment, self._environment = self._environment, None
         if environment is not None:
-            await _value(environment.close())
+            await _end(environment.close())
+
+    def _present(self) -> Environment:
+        if self._environment is None:
+            raise RuntimeError("no environment was created")
+        return self._environment
 
 
-async def _value(result: Any) -> Any:
+async def _value(result: Awaitable[T] | T) -> T:
     return await result if inspect.isawaitable(result) else result
+
+
+async def _end(result: Awaitable[None] | None) -> None:
+    if inspect.isawaitable(result):
+        await result
 
 
 def main() -> None:

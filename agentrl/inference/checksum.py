@@ -35,7 +35,7 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
     if str(plain.dtype) == "torch.float64":
         plain = plain.float()
     digest = xxhash.xxh3_128(f"{plain.dtype}{tuple(plain.shape)}".encode())
-    digest.update(plain.view(-1).view(dtype=_bytes_dtype()).numpy())
+    digest.update(plain.view(-1).view(dtype=_bytes_dtype()).numpy().data)
     return digest.hexdigest()
 
 

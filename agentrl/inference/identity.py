@@ -27,7 +27,7 @@ def request_hash(ids: Sequence[int] | np.ndarray, sampling: Mapping[str, Any], a
     return digest.hexdigest()
 
 
-def mismatch(answer: Any, body: Mapping[str, Any]) -> str | None:
+def mismatch(answer: object, body: Mapping[str, Any]) -> str | None:
     """Why an answer is not for the request with this body; None if nothing speaks against it.
 
     Every answer names the request's id. The number of prompt tokens and the request's hash are compared where the
@@ -50,6 +50,7 @@ def mismatch(answer: Any, body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _plain(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else value
+def _plain(value: object) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return value

@@ -88,11 +88,12 @@ class EngineRouter:
         """The engine's reply, or an error as soon as the engine is dead."""
         engine, gone = member.engine, member.gone
         asking = asyncio.create_task(engine.generate(request))
+        either: set[asyncio.Future[Generation] | asyncio.Future[None]] = {asking, gone}
         try:
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             asking.cancel()
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             raise
         if asking.done():
             return asking.result()
@@ -167,12 +168,13 @@ class EngineRouter:
         """The session's engine if it is among these, else one that knows its prompt, or the least loaded."""
         home = self._home.get(request.session)
         if home in candidates:
-            return home  # type: ignore[return-value]
+            return home
         least = min(candidates, key=lambda name: (self._load[name], name))
         prefix = hash(request.prompt_ids[:_PREFIX_TOKENS].tobytes())
         knowing = self._prefixes.get(prefix)
-        is_worth_it = knowing in candidates and self._load[knowing] <= self._load[least] + _PREFIX_SLACK  # type: ignore[index]
-        chosen: str = knowing if is_worth_it else least  # type: ignore[assignment]
+        chosen = least
+        if knowing in candidates and self._load[knowing] <= self._load[least] + _PREFIX_SLACK:
+            chosen = knowing
         self._home[request.session] = self._prefixes[prefix] = chosen
         if len(self._prefixes) > _KEPT_PREFIXES:
             self._prefixes.popitem(last=False)

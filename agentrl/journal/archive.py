@@ -121,7 +121,8 @@ def _episodes(journal: JournalIndex, keys: Sequence[tuple[int, int]]) -> Iterato
         found = journal.frames(sources)
         for key, source in sources.items():
             if (episode := _read(found.get(key, []))) is not None:
-                yield Consumed(*episode, *outcomes[source])
+                outcome, reason, step = outcomes[source]
+                yield Consumed(*episode, outcome, reason, step)
 
 
 def _read(frames: Sequence[Frame]) -> tuple[Outline, bytes] | None:

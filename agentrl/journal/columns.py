@@ -128,7 +128,8 @@ def _record(file: pq.ParquetFile, episode_id: str) -> bytes | None:
     for group in range(file.num_row_groups):
         names = file.read_row_group(group, columns=["episode_id"]).column(0).to_pylist()
         if episode_id in names:
-            return file.read_row_group(group, columns=["record"]).column(0)[names.index(episode_id)].as_py()
+            record: bytes = file.read_row_group(group, columns=["record"]).column(0)[names.index(episode_id)].as_py()
+            return record
     return None
 
 

@@ -197,7 +197,8 @@ def pack(episode_id: str | None, entry: Entry) -> tuple[int, int, bytes]:
 
 def key_of(payload: bytes | memoryview) -> int:
     """The episode's key at the start of a payload."""
-    return _KEY.unpack_from(payload)[0]
+    key: int = _KEY.unpack_from(payload)[0]
+    return key
 
 
 def unpack(schema: int, kind: int, payload: bytes, migrations: dict[tuple[int, int], Migration] = MIGRATIONS) -> Any:

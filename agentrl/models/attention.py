@@ -100,8 +100,9 @@ def attend_eagerly(
         scores_BHTL = features.softcap * torch.tanh(scores_BHTL / features.softcap)
     scores_BHTL = scores_BHTL.masked_fill(~visible_BTL[:, None], float("-inf"))
     probs_BHTL = _softmax(scores_BHTL, features.sinks_H).to(value_BKLE.dtype)
-    output = probs_BHTL.unflatten(1, (-1, groups)).flatten(2, 3) @ value_BKLE
-    return output.unflatten(2, (groups, num_rows)).flatten(1, 2)
+    folded_output = probs_BHTL.unflatten(1, (-1, groups)).flatten(2, 3) @ value_BKLE
+    output_BHTE: torch.Tensor = folded_output.unflatten(2, (groups, num_rows)).flatten(1, 2)
+    return output_BHTE
 
 
 def attend_in_rows(attend: Callable[[slice], torch.Tensor], num_rows: int, rows_per_part: int) -> torch.Tensor:
@@ -118,7 +119,7 @@ def _softmax(scores_BHTL: torch.Tensor, sinks_H: torch.Tensor | None) -> torch.T
     return torch.cat([scores_BHTL, sinks_BHT1], dim=-1).softmax(-1)[..., :-1]
 
 
-def _is_off(value: Any) -> bool:
+def _is_off(value: object) -> bool:
     return value is None or value is False
 
 

@@ -19,7 +19,7 @@ def write_drawn_model(config: PreTrainedConfig, folder: Path, seed: int = 0) -> 
     disable_progress_bar()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        network: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         draw_parameters(network)
     network.save_pretrained(folder)
     return network

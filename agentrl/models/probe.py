@@ -135,7 +135,8 @@ def _chosen(name: str, value: Any, layers: list[int], num_layers: int) -> Any:
 def _on_paper(config: PreTrainedConfig) -> PreTrainedModel:
     """A model without weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        network: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return network
 
 
 def _kind_of(layer: torch.nn.Module) -> tuple[Any, ...]:

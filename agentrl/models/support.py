@@ -22,9 +22,10 @@ def read_config(folder: Path) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"no model at {folder}: config.json is missing; give a folder made by save_pretrained")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"model {folder} cannot be loaded: {error}") from error
+    return config
 
 
 def refusal(config: PreTrainedConfig) -> str | None:
@@ -41,9 +42,15 @@ def refusal(config: PreTrainedConfig) -> str | None:
     if quantization := values.get("quantization_config"):
         method = quantization.get("quant_method", "an unknown method")
         return f"its weights are quantized ({method}); save it in bfloat16 or float32 and give that folder"
-    if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._is_stateful:
+    if _is_stateful(type(config)):
         return "it has recurrent layers (linear attention, Mamba), whose state agentrl does not keep for each sequence"
     return None
+
+
+def _is_stateful(kind: type[PreTrainedConfig]) -> bool:
+    # The annotation says a pair, which only the mapping of tokenizers has.
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    return bool(model._is_stateful)
 
 
 def decoder_layers(network: PreTrainedModel) -> torch.nn.ModuleList:
@@ -75,5 +82,5 @@ def fixed_rotary_positions(config: PreTrainedConfig) -> int | None:
 def _fixed_positions(base: Mapping[str, Any], values: Mapping[str, Any]) -> int:
     """Dynamic frequencies are fixed up to the configured length, those of longrope up to the original one."""
     if base["rope_type"] == "longrope":
-        return base.get("original_max_position_embeddings") or values["original_max_position_embeddings"]
-    return values["max_position_embeddings"]
+        return int(base.get("original_max_position_embeddings") or values["original_max_position_embeddings"])
+    return int(values["max_position_embeddings"])

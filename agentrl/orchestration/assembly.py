@@ -82,7 +82,7 @@ async def assembled(
     Raises:
         AgentRLError: a component could not be started; names it.
     """
-    runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
+    runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
     recorder = Recorder(run, config.name, observer)
     environments = build_environments(config, run.logs)
     try:
@@ -104,7 +104,7 @@ async def _assemble(
     run: RunDirectory,
     start: StartPoint,
     observer: RunObserver,
-    runtime: LocalRuntime,
+    runtime: Runtime,
     recorder: Recorder,
     environments: EnvironmentHost,
     journal: RunJournal,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agentrl.inference.client import PauseMode
 from agentrl.inference.config import EmbeddedEngineConfig, SGLangEngineConfig, StartedEngineConfig
@@ -80,7 +79,7 @@ def _sglang(launch: EngineLaunch, config: SGLangEngineConfig, port: int) -> tupl
     return command, environment
 
 
-def _embedded_option(key: str, value: Any) -> list[str]:
+def _embedded_option(key: str, value: object) -> list[str]:
     """Example: ``prefill_tokens, 512`` gives ``--prefill-tokens 512``."""
     name = key.replace("_", "-")
     if isinstance(value, bool):
@@ -88,7 +87,7 @@ def _embedded_option(key: str, value: Any) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def _sglang_option(key: str, value: Any) -> list[str]:
+def _sglang_option(key: str, value: object) -> list[str]:
     """Example: ``enable_lora, true`` gives ``--enable-lora``; false gives nothing, a list gives several words."""
     name = _sglang_name(key)
     if isinstance(value, bool):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.buffer.starvation import UntrainedSteps
@@ -151,7 +152,7 @@ class Controller:
         self._order_evaluation(self._newest(), self._config.evaluation.final_tasks)
         self._orders.put_nowait(None)
 
-    async def _take(self) -> dict | None:
+    async def _take(self) -> Mapping[str, TrainBatch] | None:
         """The next batches, or None if the run is to stop before they are there."""
         versions = dict.fromkeys(self._parts.policies, self.version)
         return await unless(self._buffer.take(versions), self._stop)

@@ -75,7 +75,8 @@ class LocalRuntime:
     async def engine_ended(self, name: str) -> str:
         """Waits for: the end of an engine's process. Unblocked by: it; never for engines of others."""
         if name in self._attached:
-            return await asyncio.get_running_loop().create_future()
+            never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            return await never
         return await self._processes[name].ended()
 
     async def revive_engine(self, name: str) -> Engine:

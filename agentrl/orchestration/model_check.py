@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.config import ChatConfig
@@ -19,6 +19,9 @@ from agentrl.tokens.tokenizer import read_json
 from agentrl.trainer.config import LoraConfig
 from agentrl.types.errors import AgentRLError, ConfigError
 from agentrl.types.message import Message, Role
+
+if TYPE_CHECKING:
+    from agentrl.models.verification import Verdict
 
 _CHOOSE_MODEL = "choose a model of a verified architecture; the README has the table"
 _BYTES_TO_TRAIN = 16
@@ -77,7 +80,7 @@ def _architecture(folder: Path) -> Iterator[Finding]:
         yield _verdict(check(folder))
 
 
-def _verdict(verdict: Any) -> Finding:
+def _verdict(verdict: Verdict) -> Finding:
     """What a verdict of either side's verification says."""
     if not verdict.is_verified:
         text = f"{verdict.architecture} is refused: {verdict.reason}; {_CHOOSE_MODEL}"

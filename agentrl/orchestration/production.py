@@ -37,8 +37,8 @@ class Production:
             async with asyncio.TaskGroup() as episodes:
                 for ticket in self._parts.journal.hand_over():
                     episodes.create_task(self._play(ticket), name=ticket.episode_id)
-                while (ticket := await unless(self._parts.buffer.admit(), self._parking)) is not None:
-                    episodes.create_task(self._play(ticket), name=ticket.episode_id)
+                while (admitted := await unless(self._parts.buffer.admit(), self._parking)) is not None:
+                    episodes.create_task(self._play(admitted), name=admitted.episode_id)
         finally:
             self._ended.set()
 

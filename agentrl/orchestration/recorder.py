@@ -71,6 +71,7 @@ class Recorder:
         self._heldout_episodes = JsonLines(run.path / "episodes" / "heldout.jsonl")
         self._failed_episodes = JsonLines(run.path / "episodes" / "failed.jsonl")
         self._counts: Counter[str] = Counter()
+        self._reward_sum = 0.0
         self._kept_group: int | None = None
         self._last_step_at = time.monotonic()
         self.max_staleness = 0
@@ -92,7 +93,7 @@ class Recorder:
         self._counts["turns"] += len(episode.turns)
         self._counts["sampled_tokens"] += episode.num_sampled_tokens
         self._counts["aborts"] += sum(turn.aborts for turn in episode.turns)
-        self._counts["reward"] += episode.reward or 0.0  # type: ignore[assignment]
+        self._reward_sum += episode.reward or 0.0
         self._counts["scored"] += episode.reward is not None
         if episode.failure is not None:
             self._counts["failed"] += 1
@@ -123,6 +124,7 @@ class Recorder:
         self._sinks.write(report.version.step, metrics)
         self._observer.on_step(report.version.step, metrics)
         self._counts.clear()
+        self._reward_sum = 0.0
         self._kept_group = None
 
     def last_step(self) -> int:
@@ -151,7 +153,7 @@ class Recorder:
             "rollout/aborted_generations": float(counts["aborts"]),
         }
         if counts["scored"]:
-            metrics["rollout/reward_mean"] = counts["reward"] / counts["scored"]
+            metrics["rollout/reward_mean"] = self._reward_sum / counts["scored"]
         if counts["published"]:
             metrics["time/publish_s"] = counts["publish_ms"] / 1000 / counts["published"]
         if not counts["episodes"]:

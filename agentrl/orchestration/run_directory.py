@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from agentrl.types.episode import Episode
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
 
+T = TypeVar("T")
 _MARK_CHARACTERS = 60
 
 
@@ -261,7 +263,7 @@ class RunDirectory:
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}; free space, then resume the run") from error
 
-    def _read(self, name: str, kind: type) -> object | None:
+    def _read(self, name: str, kind: type[T]) -> T | None:
         path = self.path / name
         if not path.is_file():
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -143,17 +143,23 @@ def _branch_rows(
         if position not in versions:
             yield TokenRow(*row)
             continue
-        place = places.get(position)
-        is_computed = terms is not None and place is not None
-        yield TokenRow(
+        sampled = TokenRow(
             *row,
             turn=int(trajectory.turns[position]),
             version=versions[position],
             staleness=int(branch.view.staleness[position]),
             behaviour_logprob=float(trajectory.logprobs[position]),
-            trainer_logprob=float(terms.logprobs[place]) if is_computed else None,
-            ratio=float(terms.ratios[place]) if is_computed else None,
-            proximal_ratio=float(terms.proximal_ratios[place]) if is_computed else None,
             advantage=episode.advantage,
-            weight=float(terms.weights[place]) if is_computed else None,
         )
+        place = places.get(position)
+        yield sampled if terms is None or place is None else _with_terms(sampled, terms, place)
+
+
+def _with_terms(row: TokenRow, terms: TokenTerms, place: int) -> TokenRow:
+    return replace(
+        row,
+        trainer_logprob=float(terms.logprobs[place]),
+        ratio=float(terms.ratios[place]),
+        proximal_ratio=float(terms.proximal_ratios[place]),
+        weight=float(terms.weights[place]),
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import Generic
 
-from agentrl.envs.definition import EnvironmentDefinition
+from agentrl.envs.definition import EnvironmentDefinition, Options
 from agentrl.protocols import EnvironmentHost, Scaffold
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.journal import NoJournal
@@ -22,13 +23,13 @@ from agentrl.types.task import Limits, Split
 _AT_ONCE = 64
 
 
-class Teacher:
+class Teacher(Generic[Options]):
     """Plays episodes as one of an environment's experts."""
 
     def __init__(
         self,
-        definition: EnvironmentDefinition,
-        options: object,
+        definition: EnvironmentDefinition[Options],
+        options: Options,
         environments: EnvironmentHost,
         scaffold: Scaffold,
         limits: Limits,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.config.base import ConfigModel
 from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_host
 from agentrl.orchestration.players import build_scaffold
@@ -205,7 +206,7 @@ class WarmStart:
             self._observer.on_progress(step, last, f"{loss:.3f} nats a token{unseen}")
         return step, nats
 
-    def _teacher(self, limits: Limits) -> Teacher:
+    def _teacher(self, limits: Limits) -> Teacher[ConfigModel]:
         scaffold = build_scaffold(self._config.scaffold)
         return Teacher(self._definition, self._options, self._environments, scaffold, limits)
 

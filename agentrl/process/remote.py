@@ -12,12 +12,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from agentrl import codec
 from agentrl.process.parent import attended_environment, stops_held_back
 from agentrl.process.server import Call, ObjectServer, Reply
 from agentrl.types.errors import AgentRLError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 _LENGTH = struct.Struct("<Q")
@@ -40,7 +43,7 @@ class ProcessDiedError(AgentRLError):
 class Caller(Protocol):
     """Calls the methods of an object that may live anywhere."""
 
-    async def call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+    async def call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
         """Call and decode the answer. Raises RemoteCallError, TimeoutError or ProcessDiedError."""
         ...
 
@@ -48,11 +51,11 @@ class Caller(Protocol):
 class LoopbackObject:
     """Calls an object of this process through the same encoding as a remote one."""
 
-    def __init__(self, target: Any, name: str) -> None:
+    def __init__(self, target: object, name: str) -> None:
         self._server = ObjectServer(target)
         self._name = name
 
-    async def call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+    async def call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
         """Call in a thread, so that a blocking target does not block the loop."""
         request = _encode_call(method, arguments)
         async with asyncio.timeout(deadline_s):
@@ -102,7 +105,7 @@ class ChildProcess:
         """Whether the child runs."""
         return self._process.poll() is None
 
-    async def call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+    async def call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
         """Call a method of the child's object.
 
         Waits for: the child's reply. Unblocked by: the reply, the child's end, the deadline.
@@ -203,11 +206,11 @@ def tail(log: Path, num_lines: int = 15) -> str:
     return "\n".join(f"    {line}" for line in lines) or "    (log is empty)"
 
 
-def _encode_call(method: str, arguments: tuple[Any, ...]) -> bytes:
+def _encode_call(method: str, arguments: tuple[object, ...]) -> bytes:
     return codec.encode(Call(method, [codec.encode(argument) for argument in arguments]))
 
 
-def _decode_reply(name: str, method: str, data: bytes, result: type[T]) -> T:
+def _decode_reply(name: str, method: str, data: bytes, result: TypeForm[T]) -> T:
     reply = codec.decode(data, Reply)
     if reply.error is not None:
         raise RemoteCallError(name, method, reply)

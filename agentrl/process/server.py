@@ -7,7 +7,7 @@ import inspect
 import socket
 import struct
 import traceback
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import msgspec
 
@@ -45,7 +45,7 @@ class ObjectServer:
     Example: ``ObjectServer(Adder()).dispatch(encoded_call)`` gives an encoded `Reply`.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: object) -> None:
         self._target = target
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -60,7 +60,7 @@ class ObjectServer:
             reply = Reply(error=type(error).__name__, message=str(error), trace=traceback.format_exc(), failure=failure)
             return codec.encode(reply)
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: Call) -> object:
         if call.method.startswith("_"):
             raise AttributeError(call.method)
         method = getattr(self._target, call.method)
@@ -74,7 +74,7 @@ class ObjectServer:
         return value
 
 
-def serve(target: Any, fd: int) -> None:
+def serve(target: object, fd: int) -> None:
     """Answer calls that arrive on socket `fd` until the other side closes it."""
     server = ObjectServer(target)
     with socket.socket(fileno=fd) as connection:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from agentrl.protocols import DurableEnvironment
 from agentrl.rollouts.journal import EpisodeLog
@@ -124,7 +125,7 @@ class Context:
             self._record.failure = error.failure
             raise EpisodeOver from error
 
-    def _end(self, reason: StopReason) -> None:
+    def _end(self, reason: StopReason) -> NoReturn:
         self._record.stop_reason = reason
         raise EpisodeOver
 

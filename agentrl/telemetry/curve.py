@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agentrl.telemetry.sinks import read_json_lines
 
 _WINDOW_STEPS = 5
@@ -50,7 +52,8 @@ def draw_curve(metrics: Path, picture: Path, title: str) -> None:
     axes.grid(alpha=0.25)
     if sizes := [size for _, size in _series(rows, "batch/episodes")]:
         of_step = sum(sizes) / len(sizes)
-        top = axes.secondary_xaxis("top", functions=(lambda step: step * of_step, lambda count: count / of_step))
+        scaling = (lambda steps: np.asarray(steps) * of_step, lambda counts: np.asarray(counts) / of_step)
+        top = axes.secondary_xaxis("top", functions=scaling)
         top.set_xlabel("episodes trained")
     axes.legend(loc="lower right", frameon=False)
     figure.tight_layout()

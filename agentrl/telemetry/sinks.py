@@ -77,7 +77,7 @@ class JsonlSink:
         self._lines = JsonLines(path)
         self._clock = clock
 
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Append one line. Raises StorageError."""
         self._lines.append(json.dumps({"step": step, "time": round(self._clock(), 3), **metrics}))
 
@@ -96,6 +96,7 @@ def _hidden(module: str) -> Iterator[None]:
     if module in sys.modules:
         yield
         return
+    # None stands for a module that cannot be imported, which the annotation leaves out.
     sys.modules[module] = None  # type: ignore[assignment]
     try:
         yield
@@ -112,7 +113,7 @@ class TensorBoardSink:
 
         self._writer = SummaryWriter(str(folder))
 
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Record every number among the metrics."""
         for name, value in metrics.items():
             if isinstance(value, (int, float)):
@@ -129,7 +130,7 @@ class SinkSet:
     def __init__(self, sinks: list[MetricSink]) -> None:
         self._sinks = sinks
 
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Write to all."""
         for sink in self._sinks:
             sink.write(step, metrics)

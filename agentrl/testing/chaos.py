@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
+from agentrl.inference.client import EngineClient
 from agentrl.protocols import Engine
 from agentrl.types.batch import Receipt
 from agentrl.types.errors import Boundary, EngineError, EpisodeError
@@ -72,7 +73,8 @@ class Victim:
     slow_s: float = 1.0
 
 
-class ChaosEngine:
+@final
+class ChaosEngine(Engine):
     """An engine that is well until it is armed; a fault strikes once, at the next call of its phase.
 
     Kill and hang strike the process just before the call is sent; a lost reply is one that the engine
@@ -80,7 +82,7 @@ class ChaosEngine:
     label; old weights are loaded behind everybody's back, as by a restart, while the publisher holds no `turn`.
     """
 
-    def __init__(self, engine: Engine, victim: Victim) -> None:
+    def __init__(self, engine: EngineClient, victim: Victim) -> None:
         self.name = engine.name
         self._engine, self._victim = engine, victim
         self._armed: Fault | None = None
@@ -155,7 +157,7 @@ class ChaosEngine:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._engine.close()  # type: ignore[attr-defined]
+        await self._engine.close()
 
     async def _call(self, phase: FaultPhase, call: Callable[[], Awaitable[T]]) -> T:
         if self._armed is None or self._armed.phase is not phase:

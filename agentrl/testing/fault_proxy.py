@@ -6,16 +6,19 @@ Behind each fault it keeps what the engine really answered, so that a test can t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
 
 _DROPPED_HEADERS = (b"connection", b"transfer-encoding", b"content-length", b"host")
+
+T = TypeVar("T")
 
 
 class ProxyFault(StrEnum):
@@ -259,7 +262,7 @@ class FaultProxy:
         finally:
             writer.close()
 
-    async def _until_hangup(self, work: Any, reader: asyncio.StreamReader) -> Any:
+    async def _until_hangup(self, work: Coroutine[Any, Any, T], reader: asyncio.StreamReader) -> T | None:
         """What comes of `work`; None if the client hangs up first. Unblocked by: either."""
         working = asyncio.ensure_future(work)
         hangup = asyncio.ensure_future(reader.read(1))

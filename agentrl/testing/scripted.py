@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.protocols import Engine
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt
 from agentrl.types.errors import EngineRefusedError
@@ -18,10 +19,10 @@ from agentrl.types.version import PolicyVersion, VersionSpan
 Script = Callable[[str, Sequence[Message]], Message]
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Answers each request with the tokens of the message that a script gives for its conversation.
 
-    Implements `Engine` in process and at once. Log-probabilities are 0: a script is certain.
+    In process and at once. Log-probabilities are 0: a script is certain.
 
     Example: ``ScriptedEngine(chat, lambda session, messages: Message(Role.ASSISTANT, "93"))``.
     """
@@ -54,6 +55,10 @@ class ScriptedEngine:
         """Nothing is ever in flight."""
 
     async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+        """Only the version changes."""
+        self.version = version
+
+    async def rename(self, version: PolicyVersion) -> None:
         """Only the version changes."""
         self.version = version
 

@@ -31,7 +31,6 @@ def make_tiny_moe_model(folder: Path, seed: int = 0, context_tokens: int = 4096,
         num_hidden_layers=NUM_LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
         num_experts=NUM_EXPERTS,
         num_experts_per_tok=TOP_K,
         norm_topk_prob=True,
@@ -42,6 +41,7 @@ def make_tiny_moe_model(folder: Path, seed: int = 0, context_tokens: int = 4096,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
+    config.update({"head_dim": 16})  # the models know it, their class does not name it
     disable_progress_bar()
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return folder

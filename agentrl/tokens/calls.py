@@ -40,7 +40,9 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
     return {f["name"]: dict(f.get("parameters", {}).get("properties", {})) for f in functions}
 
 
-def _blocks(read_body: Callable[[str, Schemas], list[ParsedToolCall]]) -> Callable[..., Any]:
+def _blocks(
+    read_body: Callable[[str, Schemas], list[ParsedToolCall]],
+) -> Callable[[str, Schemas], tuple[str, list[ParsedToolCall]]]:
     """Reads calls that stand in ``<tool_call>`` blocks."""
 
     def read(text: str, schemas: Schemas) -> tuple[str, list[ParsedToolCall]]:
@@ -64,12 +66,13 @@ def _json_body(raw: str, _schemas: Schemas) -> list[ParsedToolCall]:
     return [_named(raw, entry) for entry in (value if isinstance(value, list) else [value])]
 
 
-def _named(raw: str, value: Any) -> ParsedToolCall:
-    name = value.get("name") if isinstance(value, dict) else None
+def _named(raw: str, value: object) -> ParsedToolCall:
+    fields = value if isinstance(value, dict) else {}
+    name = fields.get("name")
     if not isinstance(name, str) or not name:
         return ParsedToolCall(raw, status=ToolCallParseStatus.MISSING_NAME)
-    own_id = value.get("id")
-    arguments = value.get("arguments", value.get("parameters", {}))
+    own_id = fields.get("id")
+    arguments = fields.get("arguments", fields.get("parameters", {}))
     return ParsedToolCall(raw, name, arguments, id=own_id if isinstance(own_id, str) else None)
 
 
@@ -99,7 +102,7 @@ def _arguments(name: str, pairs: Sequence[tuple[str, str]], schemas: Schemas) ->
     return {key.strip(): _value(text, schema.get(key.strip(), {})) for key, text in pairs}
 
 
-def _value(text: str, schema: Any) -> Any:
+def _value(text: str, schema: object) -> object:
     if isinstance(schema, Mapping) and schema.get("type") in ("string", ["string"]):
         return text
     try:

@@ -51,8 +51,7 @@ def tool_dicts(tools: Sequence[ToolSpec], quoting: Quoting) -> list[Any] | None:
 
 def to_call(parsed: ParsedToolCall, call_id: str) -> ToolCall:
     """A call as a renderer read it, under our own id."""
-    is_call = parsed.status == "ok" and isinstance(parsed.arguments, dict)
-    if is_call:
+    if parsed.status == "ok" and isinstance(parsed.arguments, dict):
         return ToolCall(call_id, parsed.name or "", parsed.arguments)
     error = str(parsed.status) if parsed.status != "ok" else "arguments_not_an_object"
     return ToolCall(call_id, parsed.name or "", {}, error, parsed.raw)

@@ -151,7 +151,7 @@ class TemplateRenderer:
         return self._tokenizer.encode(before_and_after[-1]) if len(before_and_after) > 1 else []
 
     def _render_behind(self, calls: list[Any], new_messages: list[Any], tools: list[Any] | None) -> str:
-        stand_in = {"role": "assistant", "content": "" if calls else _REPLY}
+        stand_in: dict[str, Any] = {"role": "assistant", "content": "" if calls else _REPLY}
         if calls:
             stand_in["tool_calls"] = calls
         return self.render_text([_QUESTION, stand_in, *new_messages], tools, add_generation_prompt=True)

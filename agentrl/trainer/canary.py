@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.model import PolicyModel, reshard_policy
 from agentrl.trainer.packing import pack
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.batch import Canary
@@ -36,7 +36,6 @@ def compute_canary(policy: PolicyModel, token_ids: Sequence[int], device: str) -
         next_ids_K, next_logprobs_K = policy.likeliest(last[0], _NEXT_TOKENS)
     finally:
         hook.remove()
-        # Without a backward pass the root keeps its weights gathered, and then they are not what the optimizer knows.
-        policy.reshard()
+        reshard_policy(policy)  # whole weights are not those that the optimizer knows
     next_ids, next_logprobs = tuple(next_ids_K.tolist()), tuple(next_logprobs_K.tolist())
     return Canary(tuple(token_ids), tuple(logprobs_S.tolist()), next_ids, next_logprobs)

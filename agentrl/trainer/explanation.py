@@ -28,14 +28,15 @@ class LossTrace:
     ) -> None:
         """Note a micro-batch: some sequences behind one another, S tokens in all."""
         counts = [len(sequence.selected) for sequence in part.sequences]
-        ratios = safe_exp(outcome.gap_S), safe_exp(outcome.moved_S)
+        ratio_S, moved_S = safe_exp(outcome.gap_S), safe_exp(outcome.moved_S)
         weights_S = outcome.weights_S.masked_fill(mismatched_S, 0.0)
-        pieces = [column.cpu().split(counts) for column in (logprobs_S.detach(), *ratios, weights_S)]
+        pieces = [column.cpu().split(counts) for column in (logprobs_S.detach(), ratio_S, moved_S, weights_S)]
         fates = token_fates(outcome, mismatched_S)
         start = 0
         for number, (index, count) in enumerate(zip(part.indices, counts, strict=True)):
-            columns = (piece[number].numpy().copy() for piece in pieces)
-            self._terms[index] = TokenTerms(*columns, fates=tuple(fates[start : start + count]))
+            logprobs, ratios, proximal_ratios, weights = (piece[number].numpy().copy() for piece in pieces)
+            of_sequence = tuple(fates[start : start + count])
+            self._terms[index] = TokenTerms(logprobs, ratios, proximal_ratios, weights, of_sequence)
             start += count
 
     def by_trajectory(

@@ -110,8 +110,14 @@ class FreshGaps:
         dist.all_reduce(self._sums)
         dist.all_reduce(self._most, dist.ReduceOp.MAX)
         tokens, distance, sequences, mismatched_sequences, mismatched_tokens = self._sums.tolist()
-        counts = (int(count) for count in (tokens, sequences, mismatched_sequences, mismatched_tokens))
-        return FreshReport(*counts, mean_nats=distance / max(tokens, 1.0), max_nats=float(self._most))
+        return FreshReport(
+            int(tokens),
+            int(sequences),
+            int(mismatched_sequences),
+            int(mismatched_tokens),
+            mean_nats=distance / max(tokens, 1.0),
+            max_nats=float(self._most),
+        )
 
 
 def no_replay_gap(

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -18,6 +18,9 @@ from agentrl.types.batch import Canary, StepReport, TrainBatch, WeightsManifest
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError, TrainerError
 from agentrl.types.explanation import StepExplanation
 from agentrl.types.version import PolicyVersion
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 _NEWS_S = 0.5
@@ -122,7 +125,7 @@ class TrainerHandle:
         for rank in self._ranks:
             rank.kill()
 
-    async def _call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
+    async def _call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
         """Call all ranks; the answer is rank 0's.
 
         Waits for: every rank. Unblocked by: their replies, the first failure, the deadline.

@@ -60,13 +60,13 @@ def convert_gguf(file: Path, folder: Path) -> int:
     if not file.is_file():
         raise ConfigError(f"no GGUF file at {file}")
     disable_progress_bar()
-    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     try:
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(**source), dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         # from_pretrained does the same, but only where accelerate is installed.
         read = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except ImportError as error:
         raise ConfigError(f"{file} cannot be read: {error}; pip install gguf") from error
     model.load_state_dict(read["tensors"], strict=not model.config.tie_word_embeddings, assign=True)

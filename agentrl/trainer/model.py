@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -71,7 +71,7 @@ class PolicyModel(torch.nn.Module):
     def likeliest(self, hidden_H: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The `count` likeliest tokens behind a hidden state, ids_K and logprobs_K at temperature 1.
 
-        Only between a forward pass and `reshard`: until then the head's weights are whole.
+        Only between a forward pass and `reshard_policy`: until then the head's weights are whole.
         """
         logits_V = OutputHead.of(self.network, self._scaling).logits(hidden_H)
         logprobs_K, ids_K = logits_V.log_softmax(-1).topk(min(count, len(logits_V)))
@@ -86,7 +86,10 @@ def load_policy(model: Path, config: TrainerConfig) -> PolicyModel:
     Raises:
         ConfigError: there is no such model, or no such layer to adapt.
     """
-    network = load_network(model, torch.float32).to(config.device)
+    network = load_network(model, torch.float32)
+    # transformers annotates its `to` as if it took no device.
+    as_module: torch.nn.Module = network
+    as_module.to(config.device)
     if config.lora is not None:
         add_adapters(network, config.lora)
     policy = PolicyModel(network, config.logprob_chunk_tokens)
@@ -102,6 +105,12 @@ def load_policy(model: Path, config: TrainerConfig) -> PolicyModel:
     return policy
 
 
+def reshard_policy(policy: PolicyModel) -> None:
+    """Give back the weights that a forward pass gathered: without a backward pass the root keeps them whole."""
+    if isinstance(policy, FSDPModule):
+        policy.reshard()
+
+
 def load_network(model: Path, dtype: torch.dtype) -> PreTrainedModel:
     """A causal language model from a folder, with attention over packed rows. Raises ConfigError if it is none.
 
@@ -112,10 +121,11 @@ def load_network(model: Path, dtype: torch.dtype) -> PreTrainedModel:
     disable_progress_bar()
     # torch's grouped matrix product, which transformers takes for experts, knows no float64.
     experts = {"experts_implementation": "eager"} if dtype is torch.float64 else {}
-    network = AutoModelForCausalLM.from_pretrained(
+    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         model, dtype=dtype, attn_implementation=PACKED_ATTENTION, local_files_only=True, **experts
     )
-    return network.eval()
+    network.eval()
+    return network
 
 
 def full_weights(policy: PolicyModel, names: Container[str] | None = None) -> dict[str, torch.Tensor]:

@@ -27,6 +27,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
+    # The base class also has a form that returns what a closure gives; ours are never given one.
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Move every matrix by one orthogonalised momentum."""
@@ -96,7 +97,7 @@ def _is_block_matrix(name: str, parameter: torch.Tensor) -> bool:
 def _orthogonalised(update: torch.Tensor) -> torch.Tensor:
     """The nearest semi-orthogonal matrix to an update, approximately, laid out like the update."""
     whole = update.full_tensor() if isinstance(update, DTensor) else update
-    matrix = whole / (whole.norm() + 1e-7)
+    matrix: torch.Tensor = whole / (whole.norm() + 1e-7)
     is_tall = matrix.shape[0] > matrix.shape[1]
     matrix = matrix.T if is_tall else matrix
     a, b, c = _NEWTON_SCHULZ

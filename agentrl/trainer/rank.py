@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -51,8 +52,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     num_ranks: int
     rendezvous: str
     temperature: float
-    trainer: dict
-    algorithm: dict
+    trainer: dict[str, Any]
+    algorithm: dict[str, Any]
 
 
 class TrainerRank:

@@ -39,11 +39,13 @@ class RouterReplay:
         attention.register_forward_pre_hook(self._see, with_kwargs=True)
         router.register_forward_hook(self._enforce)
 
-    def _see(self, _attention: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+    def _see(self, _attention: torch.nn.Module, _args: object, kwargs: dict[str, Any]) -> None:
         experts = kwargs["layout"].experts_TK
         self._experts_TK = None if experts is None else experts[self._layer]
 
-    def _enforce(self, _router: torch.nn.Module, _args: Any, output: tuple[torch.Tensor, ...]) -> Any:
+    def _enforce(
+        self, _router: torch.nn.Module, _args: object, output: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
         """The router's logits, with weights and ids of the recorded experts in place of the chosen."""
         if self._experts_TK is None:
             return output
@@ -68,7 +70,7 @@ def install_replay(network: PreTrainedModel) -> int:
         routers = [module for module in layer.modules() if type(module).__name__ in _ROUTERS]
         if routers:
             (router,) = routers
-            RouterReplay(number, bool(router.norm_topk_prob)).attach(layer.self_attn, router)
+            RouterReplay(number, bool(router.norm_topk_prob)).attach(layer.get_submodule("self_attn"), router)
             count += 1
     return count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ class TokenSequence:
     routed_experts: np.ndarray | None = None  # [L, layers, top_k] int16, -1 where unknown
 
 
-def replayed_fraction(sequences: list[TokenSequence]) -> float:
+def replayed_fraction(sequences: Sequence[TokenSequence]) -> float:
     """Share of the tokens whose experts are those of the engine; 0 for a model without experts."""
     known = [s.routed_experts[:, 0, 0] != NOT_ROUTED for s in sequences if s.routed_experts is not None]
     return sum(int(mask.sum()) for mask in known) / max(sum(len(s.token_ids) for s in sequences), 1)

@@ -16,7 +16,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.explanation import LossTrace
 from agentrl.trainer.gap import FreshGaps, FreshReport
 from agentrl.trainer.minibatches import Minibatch
-from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.model import PolicyModel, reshard_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.packing import MicroBatch, deal, pack
 from agentrl.trainer.sequence import TokenSequence, replayed_fraction
@@ -96,8 +96,7 @@ class StepRun:
                 is_own_S = batch.sequences_S == place
                 logprobs[index].copy_(logprobs_S[is_own_S])
                 mismatched_N[index] = mismatched_S[is_own_S].any()
-        # Without a backward pass the root keeps its weights gathered.
-        self.policy.reshard()
+        reshard_policy(self.policy)
         dist.all_reduce(whole)
         dist.all_reduce(mismatched_N)
         masked = frozenset(mismatched_N.nonzero()[:, 0].tolist())

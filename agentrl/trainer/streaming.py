@@ -69,7 +69,8 @@ def write_weights(policy: PolicyModel, parameters: Iterator[tuple[str, torch.Ten
 def file_shapes(policy: PolicyModel) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors that a file of the policy has, by their names there and in their order."""
     inside = [*_base_parameters(policy), *saved_buffers(policy.network).items()]
-    names, shapes = expert_names(policy), {}
+    names = expert_names(policy)
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in inside:
         parts = split_experts({name: torch.empty(tensor.shape, device="meta")}, names)
         shapes |= {part: tuple(view.shape) for part, view in parts.items()}

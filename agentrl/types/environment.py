@@ -95,9 +95,8 @@ def check_score(value: object) -> Score:
     """
     if not isinstance(value, Score):
         raise EpisodeError(Boundary.ENVIRONMENT, "reward", f"score() returned {value!r}, not a Score")
-    for name, number in {"reward": value.reward, **value.metrics}.items():
-        if name == "reward" and number is None:
-            continue
+    rewards = [] if value.reward is None else [("reward", value.reward)]
+    for name, number in [*rewards, *value.metrics.items()]:
         if type(number) not in (int, float) or not math.isfinite(number):
             raise EpisodeError(Boundary.ENVIRONMENT, "reward", f"{name} is {number!r}, not a finite number")
     return value

@@ -123,8 +123,9 @@ def boundary(where: Boundary, kind: str, meaning: str = "") -> Iterator[None]:
 @asynccontextmanager
 async def deadline(stage: str, seconds: float) -> AsyncIterator[None]:
     """Bound what happens inside; a breach is an `EpisodeError` of the timeout boundary naming the stage."""
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with limit:
             yield
     except TimeoutError as error:
         if not limit.expired():

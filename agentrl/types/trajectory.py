@@ -47,7 +47,8 @@ class Trajectory:
     @property
     def sampled(self) -> np.ndarray:
         """[L] bool, True where the policy drew the token."""
-        return self.turns != NOT_SAMPLED
+        sampled: np.ndarray = self.turns != NOT_SAMPLED
+        return sampled
 
 
 def build_trajectories(episode: Episode) -> tuple[Trajectory, ...]:

@@ -78,7 +78,7 @@ def _told_bytes(file: Path) -> int:
             raise ValueError(f"it is to have {header_bytes} bytes")
         header = json.loads(stream.read(header_bytes))
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return _SIZE_BYTES + header_bytes + max(ends, default=0)
+    return int(_SIZE_BYTES + header_bytes + max(ends, default=0))
 
 
 def _damaged(file: Path, how: str) -> StorageError:

@@ -6,11 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, rendezvous
+from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper
+from torch.distributed.rendezvous import rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
 
 _POLL_S = 0.0005
 
@@ -23,7 +27,7 @@ class WeightGroup:
     """
 
     name: str
-    process_group: Any
+    process_group: dist.ProcessGroup
     device: torch.device
 
 
@@ -53,7 +57,13 @@ def join_group(
     # NCCL's watchdog ends the process when an operation exceeds its time; the receiver's own deadline comes first.
     limit = 2 * timeout if backend == "nccl" else timeout
     group, _ = _new_process_group_helper(
-        world_size, rank, [], backend, PrefixStore(group_name, store), group_name=group_name, timeout=limit
+        world_size,
+        rank,
+        [],
+        backend,
+        PrefixStore(group_name, store),
+        group_name=cast("GroupName", group_name),
+        timeout=limit,
     )
     dist.distributed_c10d._world.pg_group_ranks[group] = {index: index for index in range(world_size)}
     return WeightGroup(group_name, group, gpu if backend == "nccl" else torch.device("cpu"))
@@ -102,7 +112,7 @@ def receive(
         torch.cuda.synchronize(group.device)
 
 
-def _start_broadcast(tensor: torch.Tensor, group: WeightGroup) -> Any:
+def _start_broadcast(tensor: torch.Tensor, group: WeightGroup) -> dist.Work:
     options = dist.BroadcastOptions()
     options.rootRank = 0
     options.rootTensor = 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
 
 import torch
 import torch.multiprocessing
@@ -53,15 +52,19 @@ def shared_payload(tensors: NamedTensors) -> str:
 class _BucketPickler(pickle._Pickler):
     """Writes our metadata class under SGLang's name; only the Python pickler lets a global be renamed."""
 
-    def save_global(self, obj: Any, name: str | None = None) -> None:
+    # Methods of the Python pickler that its annotations leave out, as they do `save_global`.
+    write: Callable[[bytes], object]
+    memoize: Callable[[object], None]
+
+    def save_global(self, obj: object, name: str | None = None) -> None:
         """Any other global as usual."""
         if obj is not FlattenedTensorMetadata:
-            super().save_global(obj, name)
+            super().save_global(obj, name)  # type: ignore[misc]
             return
         self.write(pickle.GLOBAL + "\n".join([*SGLANG_METADATA, ""]).encode())
         self.memoize(obj)
 
-    dispatch = {**pickle._Pickler.dispatch, type: save_global}
+    dispatch = {**pickle._Pickler.dispatch, type: save_global}  # type: ignore[dict-item]
 
 
 def _encode(data: bytes) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agentrl.protocols import ScaffoldContext
+from agentrl.protocols import Scaffold, ScaffoldContext
 from agentrl.types.message import Message, Role
 
 
-class ToolCalling:
+class ToolCalling(Scaffold):
     """Shows the opening and its tools, hands every reply to the environment, shows what comes back.
 
     Example: opening -> reply with a call -> tool result -> reply without a call, which ends it.

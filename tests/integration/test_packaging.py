@@ -16,6 +16,7 @@ print(agentrl.__file__)
 print([p.target for g in (registry.ENVIRONMENTS, registry.SCAFFOLDS) for p in registry.list_plugins(g)])
 print(sorted(f.name for f in files("agentrl_environments.sql").iterdir() if f.name.endswith(".toml")))
 print(registry.load_plugin(registry.ENVIRONMENTS, "sql").name)
+print([files(name).joinpath("py.typed").is_file() for name in ("agentrl", "agentrl_environments", "agentrl_scaffolds")])
 """
 
 
@@ -41,12 +42,13 @@ def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_brings_plugins_and_recipes_under_their_own_names(wheel_site: Path, tmp_path: Path) -> None:
-    origin, plugins, recipes, name = look(wheel_site, tmp_path)
+    origin, plugins, recipes, name, typed = look(wheel_site, tmp_path)
     assert origin.startswith(str(wheel_site))
     assert "agentrl_environments.sql:definition" in plugins
     assert "agentrl_scaffolds.tool_calling:ToolCalling" in plugins
     assert "demo.toml" in recipes
     assert name == "sql"
+    assert typed == "[True, True, True]"
     assert not (wheel_site / "environments").exists()
     assert not (wheel_site / "tests").exists()
 

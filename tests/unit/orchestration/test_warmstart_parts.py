@@ -123,6 +123,10 @@ def test_a_scaffold_that_refuses_its_options_is_named():
     assert isinstance(build_scaffold(ScaffoldConfig(options={"system_prompt": "count"})), ToolCalling)
     with pytest.raises(ConfigError, match=r"scaffold 'tool_calling' does not take options \{'prompt': 'count'\}"):
         build_scaffold(ScaffoldConfig(options={"prompt": "count"}))
+    with pytest.raises(ConfigError, match="'datetime:timedelta' is a timedelta, which has no `run`"):
+        build_scaffold(ScaffoldConfig(name="datetime:timedelta"))
+    with pytest.raises(ConfigError, match="'math:pi' is a float, not a class"):
+        build_scaffold(ScaffoldConfig(name="math:pi"))
 
 
 def test_of_several_failures_the_first_that_is_no_cancellation_counts():

@@ -69,6 +69,12 @@ def test_a_reward_that_is_no_plain_finite_number_is_a_fault_of_the_environment(r
     assert (caught.value.failure.boundary, caught.value.failure.kind) == (Boundary.ENVIRONMENT, "reward")
 
 
+@pytest.mark.parametrize("metrics", [{"reward": 1.0}, {"reward": None}])
+def test_a_metric_of_the_same_name_does_not_hide_a_reward(metrics):
+    with pytest.raises(EpisodeError, match="reward is"):
+        check_score(Score(math.nan, metrics))
+
+
 @pytest.mark.parametrize("metric", [math.nan, None, "3", False])
 def test_a_metric_that_is_no_finite_number_is_refused_by_name(metric):
     with pytest.raises(EpisodeError, match="rows is"):

@@ -1,0 +1,29 @@
+import pytest
+
+from agentrl.envs.abilities import WholeEnvironment
+from agentrl.envs.inline import InlineHost
+from agentrl.testing.environments import FaultyEnvironment, FaultyOptions
+from agentrl.testing.lasting import LastingOptions, SessionServer, enduring
+from agentrl.types.task import Split, Task
+
+TASK = Task("abilities", Split.TRAIN, 0)
+
+
+async def test_what_an_environment_has_no_method_for_is_named_when_it_is_asked_for():
+    environment = WholeEnvironment(FaultyEnvironment(FaultyOptions(), TASK))
+    assert (await environment.start()).messages[0].content == "count"
+    for call in (environment.handle(), environment.detach(), environment.outcome(0, ())):
+        with pytest.raises(TypeError, match="FaultyEnvironment lacks handle, detach or outcome"):
+            await call
+    with pytest.raises(TypeError, match="FaultyEnvironment lacks snapshot"):
+        await environment.snapshot()
+
+
+async def test_an_inline_host_passes_on_every_call_that_the_environment_has(tmp_path):
+    server = SessionServer(tmp_path)
+    async with InlineHost(enduring, LastingOptions(folder=tmp_path), 5.0).open(TASK) as environment:
+        assert [await environment.handle()] == server.alive()
+        assert await environment.outcome(0, ()) is None
+        assert b"session-1" in await environment.snapshot()
+        await environment.detach()
+    assert server.alive() == ["session-1"]
