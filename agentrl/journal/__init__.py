@@ -16,11 +16,7 @@ Three kinds of file, of which the first alone is the truth:
   episode is final. In a run `archiver` does both, in a process of its own, so that packing a long run's episodes never
   takes turns with its event loop.
 
-Rollout workers wait for their disk in another process (`remote_appender`), as a thread that syncs and an event loop
-that plays episodes wait for each other's interpreter several times a sync: turns of a busy loop wait two thirds as long
-and half as long at worst (figures in ``tests/benchmarks/README.md``). What writes rarely, as the buffer does, has a
-thread. What a killed worker had sent may still be written behind its death, as what a disk held back may be: nobody was
-told that it is safe, and a successor's lease leaves it out.
+Each writer waits for its disk in a thread, and one sync serves all entries that came during the one before it.
 
 The archive is for other tools as it is::
 

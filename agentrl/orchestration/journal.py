@@ -16,7 +16,7 @@ from agentrl.journal.opening import open_journal
 from agentrl.journal.reach import SegmentEnd, check_reach
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.rewriting import give_up, rewrite
-from agentrl.journal.writer import JournalWriter, process_writer, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.run_directory import Progress, RunDirectory
 from agentrl.rollouts.durable import WorkerJournal
@@ -74,8 +74,8 @@ class RunJournal:
             in_ledger=in_ledger,
             is_salvaged=is_salvaged,
         )
-        worker = WorkerJournal(process_writer(claim, _WORKER), claim.token, _playing(recovered, state.lives))
-        buffer = BufferJournal(thread_writer(folder, _BUFFER, check_right=claim.check))
+        worker = WorkerJournal(_writer(claim, _WORKER), claim.token, _playing(recovered, state.lives))
+        buffer = BufferJournal(_writer(claim, _BUFFER))
         if is_salvaged:
             kept = [life for name, life in state.lives.items() if name not in in_ledger]
             taken = [entry for entry in state.taken if entry.step in {step.step for step in recovered.redo}]
@@ -157,6 +157,10 @@ class RunJournal:
             await writer.close()
         if self._archiver is not None:
             await self._archiver.close()
+
+
+def _writer(claim: Claim, name: str) -> JournalWriter:
+    return JournalWriter(claim.folder, name, check_right=claim.check)
 
 
 def _salvaged(folder: Path, frontier: FrontierState) -> JournalState:

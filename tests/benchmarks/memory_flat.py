@@ -21,7 +21,7 @@ from agentrl.journal.archive import Archived, archive
 from agentrl.journal.entries import Checkpointed, pack
 from agentrl.journal.opening import open_journal
 from agentrl.journal.pruning import Pruned, prune
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 from tests.benchmarks.journal_load import EpisodeLoad, step_entries
 from tests.benchmarks.report import report
 
@@ -47,7 +47,7 @@ async def play(writer: JournalWriter, load: EpisodeLoad, numbers: Sequence[int])
 
 async def consume(folder: Path, target: Path) -> tuple[list[Archived], list[Pruned], list[float]]:
     """All episodes; what was archived and pruned, and resident memory after each checkpoint in MB."""
-    writer, load = thread_writer(folder, "run", SEGMENT_BYTES), EpisodeLoad(turns=2, sampled_tokens=20)
+    writer, load = JournalWriter(folder, "run", SEGMENT_BYTES), EpisodeLoad(turns=2, sampled_tokens=20)
     archived, pruned, resident = [], [], []
     for first in range(0, EPISODES, AT_ONCE):
         await play(writer, load, range(first, first + AT_ONCE))

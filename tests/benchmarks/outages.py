@@ -22,7 +22,7 @@ from agentrl.journal.frames import Frame
 from agentrl.journal.life import EpisodeLife
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.segments import read_segment, segment_paths
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.power_loss import Call, Content, DiskImage, RecordingDisk, write_content
 from agentrl.types.environment import Opening, StepResult
@@ -123,7 +123,7 @@ class Start:
 
     def _writer(self, name: str, claim: Claim) -> JournalWriter:
         self._story.by_writer[name] = []
-        return thread_writer(self._folder, name, self._plan.segment_bytes, claim.check, self._disk)
+        return JournalWriter(self._folder, name, self._plan.segment_bytes, claim.check, self._disk)
 
     def _go_on_from(self, state: JournalState) -> None:
         """What was read is what this start builds on, so it must stay."""

@@ -11,7 +11,7 @@ from agentrl.journal import entries as e
 from agentrl.journal.claim import Claim
 from agentrl.journal.life import build_life
 from agentrl.journal.reading import read_journal
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.types.environment import Opening, StepResult
 from agentrl.types.episode import Agent, Effect, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.errors import ConfigError, StorageError
@@ -51,7 +51,7 @@ def resulted(token: int, turn: int) -> e.Resulted:
 
 
 async def written(folder: Path, *pieces: tuple[str | None, e.Entry]) -> None:
-    writer = thread_writer(folder, "worker")
+    writer = JournalWriter(folder, "worker")
     for episode, entry in pieces:
         await writer.append(*e.pack(episode, entry))
     await writer.close()

@@ -17,7 +17,7 @@ from agentrl.journal.claim import Claim
 from agentrl.journal.frames import frame_bytes
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.segments import FORMAT, SegmentHeader
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.testing.power_loss import RecordingDisk
 from agentrl.types.errors import StorageError
 
@@ -142,7 +142,7 @@ class JournalMachine(RuleBasedStateMachine):
         for writer in self.writers.values():
             self.loop.run_until_complete(writer.close())
         self.writers = {
-            name: thread_writer(self.folder, name, SEGMENT_BYTES, claim.check, self.disk) for name in WRITERS
+            name: JournalWriter(self.folder, name, SEGMENT_BYTES, claim.check, self.disk) for name in WRITERS
         }
         self.current = dict.fromkeys(WRITERS)
         self.holders = {}

@@ -15,7 +15,7 @@ from agentrl.journal.index import INDEX_NAME, JournalIndex
 from agentrl.journal.opening import open_journal
 from agentrl.journal.pruning import Pruned, prune
 from agentrl.journal.reading import all_segments
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from tests.unit.journal.journals import Journal, dropped, name_of, taken, told, whole_life
 
 
@@ -204,7 +204,7 @@ def test_a_process_that_dies_after_pruning_leaves_a_journal_that_opens(journal: 
 
 async def test_the_journal_may_be_written_while_it_is_archived_and_pruned(tmp_path: Path) -> None:
     folder, target, final = tmp_path / "journal", tmp_path / "episodes", 60
-    writer = thread_writer(folder, "run", segment_bytes=2000)
+    writer = JournalWriter(folder, "run", segment_bytes=2000)
 
     async def write() -> None:
         for number in range(final + 3):

@@ -13,14 +13,14 @@ from agentrl.journal.pruning import prune
 from agentrl.journal.reach import SegmentEnd, check_reach
 from agentrl.journal.rewriting import rewrite
 from agentrl.journal.segments import segment_path
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.types.errors import StorageError
 from tests.unit.journal.journals import Journal, name_of, taken, whole_life
 
 
 async def written(folder: Path, episode: int) -> SegmentEnd:
     """The end of a segment that a start of the writer leaves behind."""
-    writer = thread_writer(folder, "worker")
+    writer = JournalWriter(folder, "worker")
     assert writer.newest is None
     for entry in whole_life(episode):
         await writer.append(*e.pack(name_of(episode), entry))

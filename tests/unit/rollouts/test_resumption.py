@@ -13,7 +13,7 @@ from agentrl.envs.inline import InlineHost
 from agentrl.journal.entries import Resulted
 from agentrl.journal.life import EpisodeLife, build_life
 from agentrl.journal.reading import read_journal
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.journal import EpisodeParked
@@ -60,7 +60,7 @@ def host(**declared: Any) -> InlineHost:
 async def play(
     folder: Path, chat: Any, token: int, engine: Any, environments: InlineHost, scaffold: Any = None, **lives: Any
 ) -> Episode:
-    writer = thread_writer(folder, "worker")
+    writer = JournalWriter(folder, "worker")
     runner = EpisodeRunner(
         Player("main", engine, chat, Sampling()),
         scaffold or ToolCalling(),
@@ -223,7 +223,7 @@ async def test_a_parked_episode_keeps_the_part_of_its_reply(chat: Any, tmp_path:
                 journal.park()
             return await super().generate(request)
 
-    writer = thread_writer(tmp_path / "a", "worker")
+    writer = JournalWriter(tmp_path / "a", "worker")
     journal = WorkerJournal(writer, 1)
     player = Player("main", Parks(chat, in_turn(CALL, CALL, ANSWER), [], moves=False), chat, Sampling())
     environments = host(is_deterministic=True)
