@@ -17,7 +17,6 @@ from agentrl.process.threads import OwnThread, settle
 from agentrl.types.errors import StorageError
 
 WRITE_S = 120.0
-GATHER_S = 0.02
 GATHER_ENTRIES = 48
 NOTE_S = 0.03
 
@@ -45,7 +44,7 @@ class JournalWriter:
     """Appends entries and acknowledges each once it is synced.
 
     One sync serves all entries that came while the one before it ran, so its cost is shared by whoever waits. Where
-    they come thinly, one follows another after `GATHER_S` at the earliest, or once `GATHER_ENTRIES` are pending: what
+    they come thinly, one follows another after `gather_s` at the earliest, or once `GATHER_ENTRIES` are pending: what
     a sync takes of the processors hardly depends on what it serves, and engines and trainers want them too. Entries
     that nobody waits for go with the next that somebody does, and have a sync of their own after `NOTE_S`.
     A failed write or sync is final: every later `append` raises, since what the disk holds is unknown. So is one that
@@ -62,9 +61,10 @@ class JournalWriter:
         check_right: Callable[[], None] = lambda: None,
         disk: Disk = DISK,
         write_s: float = WRITE_S,
+        gather_s: float = 0.0,
     ) -> None:
         """`check_right` is asked before every write and raises if another process has taken over."""
-        self._folder, self._write_s = folder, write_s
+        self._folder, self._write_s, self._gather_s = folder, write_s, gather_s
         self._appender = SegmentAppender(folder, name, segment_bytes, check_right, disk)
         self._thread = OwnThread(f"journal-{name}")
         self._batch: _Batch | None = None
@@ -183,7 +183,7 @@ class JournalWriter:
         # Those that waited append what comes next first, so that the next sync serves them too.
         loop = asyncio.get_running_loop()
         is_full = self._batch is not None and len(self._batch.entries) >= GATHER_ENTRIES
-        self._rests_until = loop.time() + (0.0 if is_full else GATHER_S)
+        self._rests_until = loop.time() + (0.0 if is_full else self._gather_s)
         loop.call_soon(self._schedule)
 
     def _give_up(self, batch: _Batch) -> None:

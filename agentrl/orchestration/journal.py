@@ -74,8 +74,8 @@ class RunJournal:
             in_ledger=in_ledger,
             is_salvaged=is_salvaged,
         )
-        worker = WorkerJournal(_writer(claim, _WORKER), claim.token, _playing(recovered, state.lives))
-        buffer = BufferJournal(_writer(claim, _BUFFER))
+        worker = WorkerJournal(_writer(claim, _WORKER, config), claim.token, _playing(recovered, state.lives))
+        buffer = BufferJournal(_writer(claim, _BUFFER, config))
         if is_salvaged:
             kept = [life for name, life in state.lives.items() if name not in in_ledger]
             taken = [entry for entry in state.taken if entry.step in {step.step for step in recovered.redo}]
@@ -159,8 +159,8 @@ class RunJournal:
             await self._archiver.close()
 
 
-def _writer(claim: Claim, name: str) -> JournalWriter:
-    return JournalWriter(claim.folder, name, check_right=claim.check)
+def _writer(claim: Claim, name: str, config: RunConfig) -> JournalWriter:
+    return JournalWriter(claim.folder, name, check_right=claim.check, gather_s=config.journal.gather_s)
 
 
 def _salvaged(folder: Path, frontier: FrontierState) -> JournalState:

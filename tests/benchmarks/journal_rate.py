@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from agentrl.journal.claim import Claim
+from agentrl.journal.config import JournalConfig
 from agentrl.journal.entries import pack
 from agentrl.journal.writer import JournalWriter
 from agentrl.process.loop import run_async
@@ -48,7 +49,7 @@ async def commit_together(writer: JournalWriter, count: int) -> list[float]:
 
 async def measure(folder: Path) -> dict[str, float]:
     claim = Claim.take(folder / "journal")
-    writer = JournalWriter(claim.folder, "worker", check_right=claim.check)
+    writer = JournalWriter(claim.folder, "worker", check_right=claim.check, gather_s=JournalConfig().gather_s)
     await commit_together(writer, WARM_UP_TURNS)
     syncs, started = writer.syncs, time.perf_counter()
     seconds = await commit_together(writer, TURNS_EACH)

@@ -28,11 +28,8 @@ async def test_what_many_append_at_once_is_synced_together_and_in_order(tmp_path
     await writer.close()
 
 
-async def test_thin_entries_gather_behind_a_sync_and_wait_no_longer_once_they_are_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentrl.journal.writer.GATHER_S", 3600.0)
-    writer = JournalWriter(tmp_path, "w")
+async def test_thin_entries_gather_behind_a_sync_and_wait_no_longer_once_they_are_many(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "w", gather_s=3600.0)
     async with asyncio.timeout(60):
         await writer.append(1, 3, b"0")  # at once, since nothing was synced before it
         waiting = []
@@ -48,7 +45,7 @@ async def test_thin_entries_gather_behind_a_sync_and_wait_no_longer_once_they_ar
 
 
 async def test_thin_entries_are_synced_soon(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path, "w")
+    writer = JournalWriter(tmp_path, "w", gather_s=0.01)
     for number in range(3):
         async with asyncio.timeout(60):
             await writer.append(1, 3, bytes(number))
