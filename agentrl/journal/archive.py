@@ -14,20 +14,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.journal.columns import Consumed, ConsumedWriter, read_metadata
+from agentrl.journal.archive_file import (
+    Consumed,
+    ConsumedWriter,
+    archive_files,
+    number_of_file,
+    read_metadata,
+    record_of,
+)
 from agentrl.journal.consumption import Checkpoint, consumed, last_checkpoint
 from agentrl.journal.disk import DISK, sync_path
-from agentrl.journal.entries import Dropped, Entry, body_of
+from agentrl.journal.entries import Dropped, Entry, Leased, unpack
 from agentrl.journal.frames import Frame
 from agentrl.journal.index import JournalIndex, with_index
-from agentrl.journal.life import counting
-from agentrl.journal.outline import LeasedOutline, Outline, outline_entry, outline_of
+from agentrl.journal.life import build_life, counting
 from agentrl.journal.reading import all_segments
-from agentrl.journal.record import record_of
 from agentrl.journal.segments import sync_folder
 from agentrl.journal.settling import step_of
 from agentrl.process.crash_points import crash_point
-from agentrl.types.episode import count_tokens
+from agentrl.types.episode import Episode
 from agentrl.types.errors import StorageError
 
 _log = logging.getLogger(__name__)
@@ -83,22 +88,13 @@ def archived_until(target: Path) -> Checkpoint | None:
     return Checkpoint(segment, start, step, bytes.fromhex(identity))
 
 
-def archive_files(target: Path) -> list[Path]:
-    """Files of an archive in the order of their writing."""
-    return sorted(target.glob("consumed-*-*.parquet"), key=_number)
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
-
-
 def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int]:
     until = last_checkpoint(journal)
     keys = consumed(journal, after=archived_until(target))
     if until is None or not keys:
         return None, 0, 0
     files = archive_files(target)
-    number = _number(files[-1]) + 1 if files else 1
+    number = number_of_file(files[-1]) + 1 if files else 1
     path = target / f"consumed-{until.step:06d}-{number:06d}.parquet"
     # Tools that are given the folder pass over hidden files.
     draft = path.with_name(f".{path.name}.new")
@@ -124,14 +120,15 @@ def _episodes(journal: JournalIndex, keys: Sequence[tuple[int, int]]) -> Iterato
                 yield Consumed(*episode, *outcomes[source])
 
 
-def _read(frames: Sequence[Frame]) -> tuple[Outline, bytes] | None:
-    """Outline and record of an episode; None if its first entry that counts is not its first lease."""
-    entries = [outline_entry(f.kind, body_of(f.schema, f.kind, f.payload)) for f in frames]
-    leases = [entry.taken_over if isinstance(entry, LeasedOutline) else None for entry in entries]
-    places = counting([(entry.token, taken_over) for entry, taken_over in zip(entries, leases, strict=True)])
-    if not places or leases[places[0]] != 0:
+def _read(frames: Sequence[Frame]) -> tuple[Episode, bytes] | None:
+    """An episode and its record; None if its first entry that counts is not its first lease."""
+    entries = [unpack(f.schema, f.kind, f.payload) for f in frames]
+    places = counting([(entry.token, entry.taken_over if isinstance(entry, Leased) else None) for entry in entries])
+    first = entries[places[0]] if places else None
+    if not isinstance(first, Leased) or first.taken_over:
         return None
-    return outline_of([entries[place] for place in places]), record_of(frames[place] for place in places)
+    life = build_life(entries)
+    return None if life is None else (life.episode(), record_of(frames[place] for place in places))
 
 
 def _outcome(entry: Entry) -> tuple[str, str | None, int]:
@@ -146,7 +143,7 @@ def _row_groups(rows: Iterator[Consumed]) -> Iterator[list[Consumed]]:
     tokens = 0
     for row in rows:
         group.append(row)
-        tokens += count_tokens(row.outline.nodes)
+        tokens += row.episode.num_tokens
         if tokens >= _ROW_GROUP_TOKENS:
             yield group
             group, tokens = [], 0

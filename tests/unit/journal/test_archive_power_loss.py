@@ -15,8 +15,8 @@ from agentrl import codec
 from agentrl.journal import archive as archiving
 from agentrl.journal import disk, pruning
 from agentrl.journal import entries as e
-from agentrl.journal.archive import archive, archive_files
-from agentrl.journal.columns import read_archived
+from agentrl.journal.archive import archive
+from agentrl.journal.archive_file import archive_files, read_archived
 from agentrl.journal.index import INDEX_NAME
 from agentrl.journal.opening import open_journal
 from agentrl.journal.pruning import prune

@@ -11,9 +11,8 @@ import pytest
 from agentrl import codec
 from agentrl.journal import archive as archive_module
 from agentrl.journal import entries as e
-from agentrl.journal.archive import Archived, archive, archive_files
-from agentrl.journal.columns import read_archived
-from agentrl.journal.consumed_steps import archived_steps, read_step
+from agentrl.journal.archive import Archived, archive
+from agentrl.journal.archive_file import archive_files, archived_steps, read_archived, read_step
 from agentrl.journal.index import INDEX_NAME
 from agentrl.journal.life import build_life
 from agentrl.types.episode import Node, StopReason

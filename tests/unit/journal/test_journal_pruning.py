@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.journal import entries as e
-from agentrl.journal.archive import archive, archive_files
+from agentrl.journal.archive import archive
+from agentrl.journal.archive_file import archive_files
 from agentrl.journal.index import INDEX_NAME, JournalIndex
 from agentrl.journal.opening import open_journal
 from agentrl.journal.pruning import Pruned, prune

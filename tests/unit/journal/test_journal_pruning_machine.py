@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agentrl.journal import entries as e
 from agentrl.journal import pruning
-from agentrl.journal.archive import archive, archive_files
+from agentrl.journal.archive import archive
+from agentrl.journal.archive_file import archive_files
 from agentrl.journal.index import INDEX_NAME
 from agentrl.journal.opening import open_journal
 from agentrl.journal.reading import read_journal

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from agentrl import codec
 from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
-from agentrl.journal.columns import read_archived
+from agentrl.journal.archive_file import episode_of, read_archived, record_of
 from agentrl.journal.frames import Frame
 from agentrl.journal.life import build_life
-from agentrl.journal.outline import outline_entry, outline_of
-from agentrl.journal.record import episode_of, record_of
 from agentrl.types.environment import StepResult
 from agentrl.types.episode import Effect, Episode
 from agentrl.types.errors import StorageError
@@ -82,8 +80,6 @@ def test_entries_of_an_older_schema_are_migrated_where_they_are_archived(monkeyp
     monkeypatch.setitem(e.MIGRATIONS, (e.SCHEMA - 1, e.NUMBERS[e.Ended]), migration)
     frames = [*map(_frame, begin), older]
     assert episode_of(record_of(frames)).reward == end.reward
-    outlines = [outline_entry(f.kind, e.body_of(f.schema, f.kind, f.payload)) for f in frames]
-    assert outline_of(outlines).ended.reward == end.reward
 
 
 def test_a_record_of_a_newer_program_or_of_none_is_named() -> None:
@@ -94,8 +90,6 @@ def test_a_record_of_a_newer_program_or_of_none_is_named() -> None:
         episode_of(record_of([_frame(lease)]) + b"more")
     with pytest.raises(StorageError, match="has no lease"):
         episode_of(record_of([_frame(turned(0, [7]))]))
-    with pytest.raises(StorageError, match="kind 4 cannot be read"):
-        outline_entry(e.NUMBERS[e.Turned], b"scribble")
 
 
 def test_arrays_of_another_type_are_what_they_say(tmp_path: Path) -> None:
