@@ -55,7 +55,7 @@ class Archived:
     deleted_bytes: int = 0
 
 
-def archive(folder: Path, target: Path, keep_bytes: int | None = None, index: Path | None = None) -> Archived:
+def archive(folder: Path, target: Path, keep_bytes: int | None = None) -> Archived:
     """Write all episodes that are final and not archived yet to a new file ``consumed-<step>-<number>.parquet``.
 
     The journal may be written meanwhile; the archive has one writer at a time. Beyond `keep_bytes` the oldest files
@@ -71,7 +71,7 @@ def archive(folder: Path, target: Path, keep_bytes: int | None = None, index: Pa
         DISK.make_folder(target)
         for draft in target.glob(".consumed-*.parquet.new"):
             draft.unlink()
-    file, episodes, incomplete = with_index(folder, index, lambda journal: _archive(journal, target))
+    file, episodes, incomplete = with_index(folder, lambda journal: _archive(journal, target))
     if incomplete:
         _log.warning("%d consumed episodes are not in %s: their first entries are gone", incomplete, target)
     with _writing(target):

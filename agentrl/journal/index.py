@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from agentrl.journal.entries import NUMBERS, Dropped, Entry, Taken, episode_key, unpack
 from agentrl.journal.frames import Frame, Tear
 from agentrl.journal.index_file import StaleIndexError, with_database
-from agentrl.journal.reading import all_segments, check_none_missing
+from agentrl.journal.reading import JournalState, all_segments, check_none_missing
 from agentrl.journal.scanning import SegmentReader
 from agentrl.journal.segments import HEADER_BYTES, number_of
 from agentrl.journal.settling import CHECKPOINTED, Mark, settle, step_of
@@ -29,8 +29,19 @@ INDEX_NAME = "index.sqlite"
 IN_ORDER = "ORDER BY segments.number, segments.name, start"
 
 
-def with_index(folder: Path, index: Path | None, work: Callable[[JournalIndex], T]) -> T:
-    """Do some work on an index that is up to date; `index` is its file, by default ``index.sqlite`` in the folder.
+def open_journal(folder: Path) -> JournalState:
+    """What is not final: the episodes that are neither trained nor dropped for good, and what no checkpoint covers.
+
+    Equal to `read_journal` without what is final (`settling` has the rule), at a cost that does not grow with it.
+
+    Raises:
+        StorageError: a segment cannot be read or is of a newer program, or the index cannot be written.
+    """
+    return with_index(folder, JournalIndex.state) if all_segments(folder) else JournalState()
+
+
+def with_index(folder: Path, work: Callable[[JournalIndex], T]) -> T:
+    """Do some work on an index that is up to date.
 
     The work may be done twice. Raises StorageError if segments cannot be read or the index cannot be written.
     """
@@ -40,7 +51,7 @@ def with_index(folder: Path, index: Path | None, work: Callable[[JournalIndex], 
         journal.update()
         return work(journal)
 
-    return with_database(index or folder / INDEX_NAME, updated)
+    return with_database(folder / INDEX_NAME, updated)
 
 
 def signed_key(episode_id: str) -> int:
@@ -79,6 +90,15 @@ class JournalIndex:
             with SegmentReader(path) as reader:
                 self._add(reader, sizes.get(path, 0))
         self._settle()
+
+    def state(self) -> JournalState:
+        """What is not final."""
+        state = JournalState(tears=self.tears)
+        for entries in self.entries(self.unfinished()).values():
+            state.add_life(entries)
+        for entry in self.uncovered():
+            state.note(entry)
+        return state
 
     def entries(self, keys: Iterable[int]) -> dict[int, list[Any]]:
         """What the journal holds of some episodes, by key, in the order of the journal."""

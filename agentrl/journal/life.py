@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.journal.entries import Delivered, Ended, EpisodeEntry, Intended, Leased, Opened, Resulted, Turned
-from agentrl.journal.salvage import without_gaps
 from agentrl.types.episode import Agent, Episode, Ticket, Turn
 
 
@@ -100,6 +99,22 @@ def counting(holders: Sequence[tuple[int, int | None]]) -> list[int]:
             del valid[taken_over:]
         valid.append(place)
     return valid
+
+
+def without_gaps(entries: Sequence[EpisodeEntry]) -> list[EpisodeEntry]:
+    """The entries of one episode before the first whose holder lacks its lease, or found more than is there."""
+    kept: list[EpisodeEntry] = []
+    num_valid = token = 0
+    for entry in sorted(entries, key=lambda entry: entry.token):
+        if isinstance(entry, Leased):
+            if entry.taken_over > num_valid:
+                break
+            num_valid, token = entry.taken_over, entry.token
+        if entry.token != token:
+            break
+        num_valid += 1
+        kept.append(entry)
+    return kept
 
 
 def _apply(life: EpisodeLife, entry: EpisodeEntry) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.journal.archive import archived_until
@@ -14,21 +13,13 @@ from agentrl.process.crash_points import crash_point
 from agentrl.types.errors import StorageError
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What a call deleted."""
-
-    segments: int = 0
-    bytes: int = 0
-
-
-def prune(folder: Path, target: Path, index: Path | None = None) -> Pruned:
+def prune(folder: Path, target: Path) -> int:
     """Delete segments whose every episode is final and archived in `target` and whose every entry is covered.
 
     The newest segment of each writer stays: it may be written, and `check_reach` would miss it. So the journal takes
     no more than the segments in which an episode lies that is in play, waits to be trained, or was trained since the
     last archived checkpoint, and one segment (64 MiB) for each writer's name. An episode that is neither trained nor
-    dropped keeps its segments for ever.
+    dropped keeps its segments for ever. Returns how many were deleted.
 
     A crash at any moment is harmless. An entry that says that episodes are final outlives all their entries, and
     entries of the buffer go in the order of the journal, so what is left means what it meant.
@@ -37,24 +28,24 @@ def prune(folder: Path, target: Path, index: Path | None = None) -> Pruned:
         StorageError: a segment cannot be deleted, or the archive is another journal's.
     """
     if not all_segments(folder):
-        return Pruned()
-    pruned = with_index(folder, index, lambda journal: _prune(journal, target))
+        return 0
+    pruned = with_index(folder, lambda journal: _prune(journal, target))
     crash_point("archive.pruned")
     return pruned
 
 
-def _prune(journal: JournalIndex, target: Path) -> Pruned:
+def _prune(journal: JournalIndex, target: Path) -> int:
     left = known_segments(journal)
     newest = {segment.writer: segment.number for segment in left}
     needed = held(journal, after=archived_until(target))
     free = {s.id for s in left if s.id not in needed and s.number != newest[s.writer]}
-    deleted, gone = 0, set[int]()
+    gone: set[int] = set()
     while (segment := _next(journal, left, free, gone)) is not None:
-        deleted += _delete(journal.folder, segment)
+        _delete(journal.folder, segment)
         left.remove(segment)
         gone.add(segment.id)
     forget(journal, gone)
-    return Pruned(len(gone), deleted)
+    return len(gone)
 
 
 def _next(journal: JournalIndex, left: list[Segment], free: set[int], gone: set[int]) -> Segment | None:
@@ -75,14 +66,12 @@ def _next(journal: JournalIndex, left: list[Segment], free: set[int], gone: set[
     return None
 
 
-def _delete(folder: Path, segment: Segment) -> int:
-    """Bytes that were freed, for good once this returns: a loss of power leaves no gap between segments."""
+def _delete(folder: Path, segment: Segment) -> None:
+    """For good once this returns: a loss of power leaves no gap between segments."""
     path = folder / segment.name
     try:
-        freed = path.stat().st_size
         path.unlink()
         crash_point("archive.deleted")
         sync_folder(folder)
     except OSError as error:
         raise StorageError(f"{path} cannot be deleted: {error}") from error
-    return freed

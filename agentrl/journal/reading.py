@@ -13,14 +13,14 @@ from agentrl.journal.entries import (
     Dropped,
     Entry,
     EpisodeEntry,
+    Leased,
     Stepped,
     Taken,
     key_of,
     unpack,
 )
 from agentrl.journal.frames import Damage, Frame, Tear
-from agentrl.journal.life import EpisodeLife, build_life
-from agentrl.journal.salvage import Trust, without_gaps
+from agentrl.journal.life import EpisodeLife, build_life, without_gaps
 from agentrl.journal.segments import number_of, read_segment, segment_path, writer_of
 from agentrl.types.errors import StorageError
 
@@ -68,6 +68,37 @@ class JournalState:
             self.lives[life.ticket.episode_id] = life
 
 
+class _Trust:
+    """Which entries still count once acknowledged ones are lost: none that may lack the one before it.
+
+    An episode that goes on from a turn which is not there would be trained as something that never happened, so it is
+    cut where it may have a gap. Told of each writer's entries in the order of its segments.
+
+    Example: behind a loss, an episode counts again from the lease that its writer takes next.
+    """
+
+    def __init__(self) -> None:
+        self._leased_since: dict[str, set[int]] = {}
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether any writer has."""
+        return bool(self._leased_since)
+
+    def lose(self, writer: str) -> None:
+        """Some entries of this writer, of any episodes, stood here."""
+        self._leased_since[writer] = set()
+
+    def may_count(self, writer: str, key: int, entry: EpisodeEntry) -> bool:
+        """Whether nothing that its writer has lost stood between this entry and its lease."""
+        leased = self._leased_since.get(writer)
+        if leased is None:
+            return True
+        if isinstance(entry, Leased):
+            leased.add(key)
+        return key in leased
+
+
 def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> JournalState:
     """Read all segments in a folder; what is read is durable from here on, see `Disk.read`.
 
@@ -81,7 +112,7 @@ def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> Jour
     """
     state = JournalState()
     entries: dict[int, list[EpisodeEntry]] = {}
-    trust = Trust()
+    trust = _Trust()
     for writer, piece in _pieces(folder, state, salvage, disk):
         if isinstance(piece, Damage):
             trust.lose(writer)

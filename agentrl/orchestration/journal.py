@@ -11,8 +11,8 @@ from agentrl.buffer.recovery import Recovered, recover
 from agentrl.journal.archiver import ArchiverProcess
 from agentrl.journal.claim import Claim
 from agentrl.journal.entries import Stepped
+from agentrl.journal.index import open_journal
 from agentrl.journal.life import EpisodeLife
-from agentrl.journal.opening import open_journal
 from agentrl.journal.reach import SegmentEnd, check_reach
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.rewriting import give_up, rewrite

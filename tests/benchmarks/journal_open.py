@@ -18,8 +18,7 @@ from pathlib import Path
 
 from agentrl.journal.appender import SEGMENT_BYTES
 from agentrl.journal.entries import Checkpointed, pack
-from agentrl.journal.index import INDEX_NAME
-from agentrl.journal.opening import open_journal
+from agentrl.journal.index import INDEX_NAME, open_journal
 from agentrl.journal.segments import SegmentFile
 from tests.benchmarks.journal_load import EpisodeLoad, step_entries
 from tests.benchmarks.report import report

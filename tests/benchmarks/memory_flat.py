@@ -19,8 +19,8 @@ from pathlib import Path
 
 from agentrl.journal.archive import Archived, archive
 from agentrl.journal.entries import Checkpointed, pack
-from agentrl.journal.opening import open_journal
-from agentrl.journal.pruning import Pruned, prune
+from agentrl.journal.index import open_journal
+from agentrl.journal.pruning import prune
 from agentrl.journal.writer import JournalWriter
 from tests.benchmarks.journal_load import EpisodeLoad, step_entries
 from tests.benchmarks.report import report
@@ -45,7 +45,7 @@ async def play(writer: JournalWriter, load: EpisodeLoad, numbers: Sequence[int])
         await writer.append(*pack(None, entry))
 
 
-async def consume(folder: Path, target: Path) -> tuple[list[Archived], list[Pruned], list[float]]:
+async def consume(folder: Path, target: Path) -> tuple[list[Archived], list[int], list[float]]:
     """All episodes; what was archived and pruned, and resident memory after each checkpoint in MB."""
     writer, load = JournalWriter(folder, "run", SEGMENT_BYTES), EpisodeLoad(turns=2, sampled_tokens=20)
     archived, pruned, resident = [], [], []
@@ -71,7 +71,7 @@ def measure(folder: Path) -> None:
         peak_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         episodes=sum(done.episodes for done in archived),
         checkpoints=len(archived),
-        segments_deleted=sum(done.segments for done in pruned),
+        segments_deleted=sum(pruned),
         files_deleted=sum(done.deleted_files for done in archived),
         unfinished=len(open_journal(journal).lives),
         journal_mb=round(_megabytes(journal), 1),

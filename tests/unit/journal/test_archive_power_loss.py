@@ -17,8 +17,7 @@ from agentrl.journal import disk, pruning
 from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
 from agentrl.journal.archive_file import archive_files, read_archived
-from agentrl.journal.index import INDEX_NAME
-from agentrl.journal.opening import open_journal
+from agentrl.journal.index import INDEX_NAME, open_journal
 from agentrl.journal.pruning import prune
 from agentrl.testing.power_loss import Call, Content, DiskImage, Operation, write_content
 from tests.unit.journal.journals import Journal, dropped, name_of, taken, whole_life

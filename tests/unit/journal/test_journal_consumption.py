@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
 from agentrl.journal.archive_file import archive_files
-from agentrl.journal.index import INDEX_NAME
-from agentrl.journal.opening import open_journal
+from agentrl.journal.index import INDEX_NAME, open_journal
 from agentrl.journal.pruning import prune
 from tests.unit.journal.journals import Journal, dropped, name_of, taken, whole_life
 

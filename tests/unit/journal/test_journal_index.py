@@ -11,13 +11,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl import codec
 from agentrl.journal import entries as e
 from agentrl.journal import index as index_module
 from agentrl.journal.frames import Frame
-from agentrl.journal.index import INDEX_NAME
+from agentrl.journal.index import INDEX_NAME, open_journal
 from agentrl.journal.index_file import ABANDONED_AFTER_S
-from agentrl.journal.opening import open_journal, read_life
 from agentrl.journal.reading import JournalState, all_segments, read_journal
 from agentrl.journal.scanning import SegmentReader
 from agentrl.journal.segments import read_segment
@@ -236,18 +234,11 @@ def test_an_index_that_knows_more_than_the_disk_is_made_anew(journal: Journal) -
     assert len(open_journal(journal.folder).lives) == 6
 
 
-def test_the_index_may_lie_elsewhere(journal: Journal, tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_written_is_a_storage_error(journal: Journal) -> None:
     (journal.folder / INDEX_NAME).unlink()
-    elsewhere = tmp_path / "local" / "run.sqlite"
-    assert len(open_journal(journal.folder, elsewhere).lives) == 3
-    assert elsewhere.exists()
-    assert not (journal.folder / INDEX_NAME).exists()
-
-
-def test_an_index_that_cannot_be_written_is_a_storage_error(journal: Journal, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError, match=r"run\.sqlite cannot be written"):
-        open_journal(journal.folder, tmp_path / "file" / "run.sqlite")
+    (journal.folder / INDEX_NAME).mkdir()
+    with pytest.raises(StorageError, match=r"index\.sqlite cannot be written"):
+        open_journal(journal.folder)
 
 
 def test_a_folder_without_segments_gets_no_index(tmp_path: Path) -> None:
@@ -269,10 +260,3 @@ def test_drafts_of_killed_processes_are_removed_and_those_at_work_are_not(journa
     os.utime(old, (young.stat().st_mtime - ABANDONED_AFTER_S - 1,) * 2)
     open_journal(journal.folder)
     assert (old.exists(), young.exists()) == (False, True)
-
-
-def test_a_life_is_read_by_name_whether_it_is_final_or_not(journal: Journal) -> None:
-    for number in (0, 2, 4):
-        expected = read_journal(journal.folder).lives[name_of(number)]
-        assert codec.encode(read_life(journal.folder, name_of(number))) == codec.encode(expected)
-    assert read_life(journal.folder, "train-999999-0") is None

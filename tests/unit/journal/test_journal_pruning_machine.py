@@ -14,8 +14,7 @@ from agentrl.journal import entries as e
 from agentrl.journal import pruning
 from agentrl.journal.archive import archive
 from agentrl.journal.archive_file import archive_files
-from agentrl.journal.index import INDEX_NAME
-from agentrl.journal.opening import open_journal
+from agentrl.journal.index import INDEX_NAME, open_journal
 from agentrl.journal.reading import read_journal
 from tests.unit.journal.journals import Journal, dropped, name_of, taken, told, whole_life
 

@@ -8,7 +8,7 @@ from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
 from agentrl.journal.claim import Claim
 from agentrl.journal.frames import MARK_BYTES
-from agentrl.journal.opening import open_journal
+from agentrl.journal.index import open_journal
 from agentrl.journal.pruning import prune
 from agentrl.journal.reach import SegmentEnd, check_reach
 from agentrl.journal.rewriting import rewrite
@@ -72,7 +72,7 @@ async def test_a_segment_that_was_pruned_is_not_missed(tmp_path: Path) -> None:
         journal.play(episode, whole_life(episode))
     journal.note(taken(0, 0, 1), e.Checkpointed(1))
     archive(journal.folder, tmp_path / "episodes")
-    assert prune(journal.folder, tmp_path / "episodes").segments == 1
+    assert prune(journal.folder, tmp_path / "episodes") == 1
     assert not (journal.folder / first.name).exists()
     check(journal.folder, first)
     check(journal.folder, second)
