@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.journal.frames import HEADER_BYTES, Frame, Tear, frame_bytes, mark_bytes, read_frame, read_frames
+from agentrl.journal.frames import HEADER_BYTES, Frame, Tear, frame_bytes, read_frames
 from agentrl.journal.segments import FORMAT, SegmentFile, SegmentHeader, read_segment
 from agentrl.types.errors import StorageError
 
@@ -48,22 +48,6 @@ def test_a_changed_byte_is_never_read_as_an_entry(payloads: list[bytes], data: s
     assert isinstance(frames[-1], Tear)
     assert frames[-1].at <= place
     assert [f.payload for f in frames[:-1]] == payloads[: len(frames) - 1]
-
-
-@given(st.binary(max_size=40), st.integers(0, 2**40), st.binary(max_size=9), st.data())
-def test_one_frame_is_read_by_itself_as_among_others(
-    payload: bytes, start: int, before: bytes, data: st.DataObject
-) -> None:
-    written, at = bytearray(before + frame_bytes(IDENTITY, start, 1, 3, payload)), len(before)
-    expected = list(read_frames(IDENTITY, bytes(written[at:]), start))
-    assert [read_frame(IDENTITY, bytes(written), at, start)] == expected
-    assert [read_frame(IDENTITY, bytes(written) + b"more", at, start)] == expected
-    assert read_frame(IDENTITY, bytes(written[: data.draw(st.integers(at, len(written) - 1))]), at, start) is None
-    assert read_frame(IDENTITY + 1, bytes(written), at, start) is None
-    assert read_frame(IDENTITY, bytes(written), at, start + 1) is None
-    assert read_frame(IDENTITY, mark_bytes(IDENTITY, start), 0, start) is None
-    written[data.draw(st.integers(at, len(written) - 1))] ^= data.draw(st.integers(1, 255))
-    assert read_frame(IDENTITY, bytes(written), at, start) is None
 
 
 def test_frames_of_another_segment_or_another_place_are_none_of_ours() -> None:
