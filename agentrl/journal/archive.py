@@ -22,15 +22,15 @@ from agentrl.journal.archive_file import (
     read_metadata,
     record_of,
 )
-from agentrl.journal.consumption import Checkpoint, consumed, last_checkpoint
+from agentrl.journal.archive_query import Checkpoint, consumed, last_checkpoint
 from agentrl.journal.disk import DISK, sync_path
 from agentrl.journal.entries import Dropped, Entry, Leased, unpack
+from agentrl.journal.finality import step_of
 from agentrl.journal.frames import Frame
-from agentrl.journal.index import JournalIndex, with_index
+from agentrl.journal.index import JournalIndex
 from agentrl.journal.life import build_life, counting
 from agentrl.journal.reading import all_segments
 from agentrl.journal.segments import sync_folder
-from agentrl.journal.settling import step_of
 from agentrl.process.crash_points import crash_point
 from agentrl.types.episode import Episode
 from agentrl.types.errors import StorageError
@@ -71,7 +71,7 @@ def archive(folder: Path, target: Path, keep_bytes: int | None = None) -> Archiv
         DISK.make_folder(target)
         for draft in target.glob(".consumed-*.parquet.new"):
             draft.unlink()
-    file, episodes, incomplete = with_index(folder, lambda journal: _archive(journal, target))
+    file, episodes, incomplete = _archive(JournalIndex(folder), target)
     if incomplete:
         _log.warning("%d consumed episodes are not in %s: their first entries are gone", incomplete, target)
     with _writing(target):
@@ -85,7 +85,7 @@ def archived_until(target: Path) -> Checkpoint | None:
     if not files:
         return None
     segment, start, step, identity = json.loads(read_metadata(files[-1])[_UNTIL])
-    return Checkpoint(segment, start, step, bytes.fromhex(identity))
+    return Checkpoint(segment, start, step, int.from_bytes(bytes.fromhex(identity), "little"))
 
 
 def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int]:
@@ -98,7 +98,8 @@ def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int
     path = target / f"consumed-{until.step:06d}-{number:06d}.parquet"
     # Tools that are given the folder pass over hidden files.
     draft = path.with_name(f".{path.name}.new")
-    footer = {_UNTIL: json.dumps([until.segment, until.start, until.step, until.identity.hex()])}
+    identity = until.identity.to_bytes(8, "little").hex()
+    footer = {_UNTIL: json.dumps([until.segment, until.start, until.step, identity])}
     written = 0
     with _writing(target):
         with ConsumedWriter(draft, footer) as writer:
@@ -109,15 +110,14 @@ def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int
     return path, written, len(keys) - written
 
 
-def _episodes(journal: JournalIndex, keys: Sequence[tuple[int, int]]) -> Iterator[Consumed]:
-    """Episodes by key and the number of the entry that made them final; those without a beginning are left out."""
-    outcomes = {number: _outcome(entry) for number, entry in journal.buffer_entries({source for _, source in keys})}
+def _episodes(journal: JournalIndex, keys: Sequence[int]) -> Iterator[Consumed]:
+    """Episodes by key; those without a beginning are left out."""
     for first in range(0, len(keys), _READ_AT_ONCE):
-        sources = dict(keys[first : first + _READ_AT_ONCE])
-        found = journal.frames(sources)
-        for key, source in sources.items():
+        some = keys[first : first + _READ_AT_ONCE]
+        found = journal.frames(some)
+        for key in some:
             if (episode := _read(found.get(key, []))) is not None:
-                yield Consumed(*episode, *outcomes[source])
+                yield Consumed(*episode, *_outcome(journal.buffer[journal.final[key].source].entry))
 
 
 def _read(frames: Sequence[Frame]) -> tuple[Episode, bytes] | None:

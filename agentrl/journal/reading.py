@@ -133,7 +133,12 @@ def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> Jour
 
 def all_segments(folder: Path) -> list[Path]:
     """Segments of all writers in the order of their numbers."""
-    return sorted(folder.glob("*-????????.journal"), key=lambda path: (number_of(path), path.name))
+    return sorted(folder.glob("*-????????.journal"), key=segment_order)
+
+
+def segment_order(path: Path) -> tuple[int, str]:
+    """Puts segments in the order of the journal."""
+    return number_of(path), path.name
 
 
 def missing_segments(segments: list[Path]) -> list[Path]:

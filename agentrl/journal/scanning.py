@@ -1,4 +1,4 @@
-"""Where a segment's entries lie: what an index is made of."""
+"""Where a segment's entries lie, found without decoding those of single episodes: what an index is made of."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.journal.entries import KINDS, NO_EPISODE, NUMBERS, SCHEMA, Entry, Leased, unpack
+from agentrl.journal.entries import KINDS, NO_EPISODE, NUMBERS, SCHEMA, Entry, Leased, key_of, unpack
 from agentrl.journal.frames import HEADER_BYTES as FRAME_HEADER_BYTES
 from agentrl.journal.frames import Damage, Frame, Tear, read_frames
 from agentrl.journal.segments import HEADER_BYTES, SegmentHeader, damage_error, proven_end
@@ -21,9 +21,9 @@ _AHEAD_BYTES = 2**18
 
 @dataclass(slots=True)
 class Scan:
-    """What stands in a segment from one place on.
+    """What stands in a segment.
 
-    `places` holds the starts of frames by episode's key (signed), `leased` the keys of leases among them, `buffer`
+    `places` holds the starts of frames by episode's key, `leased` the keys of leases among them, `buffer`
     the decoded entries of no single episode and their starts. `end` is the place up to which all was read; `tear`
     says why that is not the end of the file.
     """
@@ -40,7 +40,7 @@ class Scan:
         Raises:
             StorageError: it is of a newer program.
         """
-        key = int.from_bytes(frame.payload[:8], "little", signed=True)
+        key = key_of(frame.payload)
         is_known = frame.kind in KINDS and frame.schema <= SCHEMA
         if key != NO_EPISODE and is_known:
             self.places[key].append(frame.start)
@@ -117,8 +117,8 @@ class SegmentReader:
             self._ahead_at, offset = start, 0
         return self._ahead[offset : offset + count]
 
-    def scan(self, start: int = HEADER_BYTES, buffer_limit: int | None = None) -> Scan:
-        """Find what lies behind `start`; stops before an entry of no single episode at `buffer_limit` or behind it.
+    def scan(self, buffer_limit: int | None = None) -> Scan:
+        """Find all that lies here; stops before an entry of no single episode at `buffer_limit` or behind it.
 
         Raises:
             StorageError: the file cannot be read, has lost acknowledged bytes, or an entry is of a newer program.
@@ -130,9 +130,9 @@ class SegmentReader:
             raise _unreadable(self.path, error) from error
         if self.header is None:
             return self._without_header(proven)
-        data = self.bytes_at(start, max(0, self.size - start))
-        scan = Scan(end=start + len(data))
-        for piece in read_frames(self.header.identity, data, start, proven):
+        data = self.bytes_at(HEADER_BYTES, self.size - HEADER_BYTES)
+        scan = Scan(end=HEADER_BYTES + len(data))
+        for piece in read_frames(self.header.identity, data, HEADER_BYTES, proven):
             if isinstance(piece, Damage):
                 raise damage_error(self.path, piece)
             if isinstance(piece, Tear):

@@ -12,7 +12,7 @@ import pytest
 from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
 from agentrl.journal.archive_file import archive_files
-from agentrl.journal.index import INDEX_NAME, JournalIndex, open_journal
+from agentrl.journal.index import JournalIndex, open_journal
 from agentrl.journal.pruning import prune
 from agentrl.journal.reading import all_segments
 from agentrl.journal.writer import JournalWriter
@@ -77,7 +77,6 @@ def test_what_makes_an_episode_final_outlives_the_rest_of_its_entries(journal: J
     archive(journal.folder, tmp_path / "episodes")
     prune(journal.folder, tmp_path / "episodes")
     assert names(journal.folder) == ["buffer-1", "buffer-2", "worker-6", "worker-7"]
-    (journal.folder / INDEX_NAME).unlink()
     assert list(open_journal(journal.folder).lives) == [name_of(6)]
     journal.note(taken(4, 6), e.Checkpointed(5))
     archive(journal.folder, tmp_path / "episodes")
@@ -95,7 +94,6 @@ def test_entries_of_the_buffer_go_in_the_order_of_the_journal(tmp_path: Path) ->
         journal.note(entry)
         archive(journal.folder, target)
     assert prune(journal.folder, target) == 0
-    (journal.folder / INDEX_NAME).unlink()
     assert archive(journal.folder, target).episodes == 0
 
 
@@ -149,7 +147,7 @@ def test_entries_of_a_lost_holder_whose_episode_is_gone_hold_no_segment(journal:
 def test_a_segment_that_was_not_read_to_its_end_stays(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The buffer writes on and rotates while the index is brought up to date."""
+    """The buffer writes on and rotates while it is read."""
     journal.rotate("buffer")
     journal.note(e.Checkpointed(1))
     archive(journal.folder, tmp_path / "episodes")
@@ -158,7 +156,6 @@ def test_a_segment_that_was_not_read_to_its_end_stays(
     def limited(index: JournalIndex, reader, _limit: int) -> None:
         add(index, reader, 0)
 
-    (journal.folder / INDEX_NAME).unlink()
     monkeypatch.setattr(JournalIndex, "_add", limited)
     assert prune(journal.folder, tmp_path / "episodes") == 0
 
