@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.journal.disk import DISK, Disk
-from agentrl.journal.reach import SegmentEnd
+from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.journal.segments import (
     NOTHING,
     REMEDY,

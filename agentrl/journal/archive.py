@@ -27,8 +27,8 @@ from agentrl.journal.disk import DISK, sync_path
 from agentrl.journal.entries import Dropped, Entry, Leased, unpack
 from agentrl.journal.finality import step_of
 from agentrl.journal.frames import Frame
+from agentrl.journal.history import build_history, counting
 from agentrl.journal.index import JournalIndex
-from agentrl.journal.life import build_life, counting
 from agentrl.journal.reading import all_segments
 from agentrl.journal.segments import sync_folder
 from agentrl.process.crash_points import crash_point
@@ -127,7 +127,7 @@ def _read(frames: Sequence[Frame]) -> tuple[Episode, bytes] | None:
     first = entries[places[0]] if places else None
     if not isinstance(first, Leased) or first.taken_over:
         return None
-    life = build_life(entries)
+    life = build_history(entries)
     return None if life is None else (life.episode(), record_of(frames[place] for place in places))
 
 

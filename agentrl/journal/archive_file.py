@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from agentrl.journal.entries import NUMBERS, Ended, EpisodeEntry, Leased, Resulted, Turned, unpack
 from agentrl.journal.frames import Frame
-from agentrl.journal.life import build_life
+from agentrl.journal.history import build_history
 from agentrl.types.episode import Episode, Node
 from agentrl.types.errors import StorageError
 
@@ -133,7 +133,7 @@ def episode_of(record: bytes) -> Episode:
     Raises:
         StorageError: the record is none, or was written by a newer program.
     """
-    life = build_life(list(_entries(record)))
+    life = build_history(list(_entries(record)))
     if life is None:
         raise StorageError("an archived episode's record has no lease")
     return life.episode()

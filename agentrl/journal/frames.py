@@ -48,7 +48,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Tear:
+class TornTail:
     """Where the readable part of a segment ends although bytes follow; none of these was acknowledged."""
 
     at: int
@@ -56,7 +56,7 @@ class Tear:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class Corruption:
     """Bytes `start` to `end` of a segment that were synced once and cannot be read now."""
 
     start: int
@@ -79,10 +79,10 @@ def mark_bytes(identity: int, start: int) -> bytes:
 
 def read_frames(
     identity: int, data: bytes | memoryview, start: int = 0, proven: int = 0
-) -> Iterator[Frame | Damage | Tear]:
-    """Frames of a segment's bytes in order, without the marks, and `Damage` in place of what cannot be read.
+) -> Iterator[Frame | Corruption | TornTail]:
+    """Frames of a segment's bytes in order, without the marks, and `Corruption` in place of what cannot be read.
 
-    A `Tear` comes last if the bytes do not end with a whole frame. `start` is the place of `data` in the segment;
+    A `TornTail` comes last if the bytes do not end with a whole frame. `start` is the place of `data` in the segment;
     bytes before `proven`, a place in the segment too, are known to have been synced, whatever the marks say.
     """
     view, at = memoryview(data), 0
@@ -98,13 +98,13 @@ def read_frames(
         if not has_looked:
             end, has_looked = max(end, _newest_mark(identity, view, at, start)), True
         if at >= end:
-            yield Tear(start + at, found)
+            yield TornTail(start + at, found)
             return
         behind = _next_frame(identity, view, at + 1, end, start)
-        yield Damage(start + at, start + behind, found)
+        yield Corruption(start + at, start + behind, found)
         at = behind
     if at < end:
-        yield Damage(start + at, proven, "the file has been cut short")
+        yield Corruption(start + at, proven, "the file has been cut short")
 
 
 def find_identity(data: bytes | memoryview, start: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.journal.entries import Checkpointed, Dropped, Entry, Taken, episode_key, unpack
 from agentrl.journal.finality import committed
-from agentrl.journal.frames import Frame, Tear
+from agentrl.journal.frames import Frame, TornTail
 from agentrl.journal.reading import JournalState, all_segments, check_none_missing, segment_order
 from agentrl.journal.scanning import SegmentReader
 from agentrl.types.errors import StorageError
@@ -56,8 +56,8 @@ class JournalIndex:
 
     `identities` are those of the segments, in the order of the journal. `places` says by episode's key in which
     segments its entries begin where, `leased` which of the episodes have a lease. `buffer` holds the buffer's entries
-    in order, `covered` the place of the checkpoint that covers each, `final` the episodes that are final. `tears` are
-    the ends of segments that cannot be read; of `unread` segments some was left for another time.
+    in order, `covered` the place of the checkpoint that covers each, `final` the episodes that are final. `torn_tails`
+    are the ends of segments that cannot be read; of `unread` segments some was left for another time.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ class JournalIndex:
         self.buffer: list[BufferEntry] = []
         self.covered: dict[int, int] = {}
         self.final: dict[int, Final] = {}
-        self.tears: dict[Path, Tear] = {}
+        self.torn_tails: dict[Path, TornTail] = {}
         self.unread: set[Path] = set()
         # Whoever is in the buffer's entries up to here has its own entries on disk already: reading to the ends of
         # the files, as they are later, finds them. Entries of the buffer behind that wait for another time.
@@ -82,10 +82,10 @@ class JournalIndex:
 
     def state(self) -> JournalState:
         """What is not final."""
-        state = JournalState(tears=self.tears)
+        state = JournalState(torn_tails=self.torn_tails)
         unfinished = [key for key in self.places if key in self.leased and key not in self.final]
         for frames in self.frames(unfinished).values():
-            state.add_life([unpack(frame.schema, frame.kind, frame.payload) for frame in frames])
+            state.add_history([unpack(frame.schema, frame.kind, frame.payload) for frame in frames])
         for entry in self.uncovered():
             state.note(entry)
         return state
@@ -120,8 +120,8 @@ class JournalIndex:
 
     def _add(self, reader: SegmentReader, buffer_limit: int) -> None:
         scan = reader.scan(buffer_limit)
-        if scan.tear is not None:
-            self.tears[reader.path] = scan.tear
+        if scan.torn_tail is not None:
+            self.torn_tails[reader.path] = scan.torn_tail
         elif scan.end < reader.size:
             self.unread.add(reader.path)
         if reader.header is None:
@@ -144,7 +144,7 @@ class JournalIndex:
 
 def _frame_at(reader: SegmentReader, start: int) -> Frame:
     frame = reader.frame_at(start)
-    if isinstance(frame, Tear):
+    if isinstance(frame, TornTail):
         raise StorageError(f"journal segment {reader.path} has changed at {start} since it was scanned: {frame.reason}")
     return frame
 

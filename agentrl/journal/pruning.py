@@ -15,7 +15,7 @@ from agentrl.types.errors import StorageError
 def prune(folder: Path, target: Path) -> int:
     """Delete segments whose every episode is final and archived in `target` and whose every entry is covered.
 
-    The newest segment of each writer stays: it may be written, and `check_reach` would miss it. So the journal takes
+    The newest segment of each writer stays: it may be written, and `verify_offsets` would miss it. So the journal takes
     no more than the segments in which an episode lies that is in play, waits to be trained, or was trained since the
     last archived checkpoint, and one segment (64 MiB) for each writer's name. An episode that is neither trained nor
     dropped keeps its segments for ever. Returns how many were deleted.

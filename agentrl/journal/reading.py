@@ -19,8 +19,8 @@ from agentrl.journal.entries import (
     key_of,
     unpack,
 )
-from agentrl.journal.frames import Damage, Frame, Tear
-from agentrl.journal.life import EpisodeLife, build_life, without_gaps
+from agentrl.journal.frames import Corruption, Frame, TornTail
+from agentrl.journal.history import EpisodeHistory, build_history, without_gaps
 from agentrl.journal.segments import number_of, read_segment, segment_path, writer_of
 from agentrl.types.errors import StorageError
 
@@ -29,18 +29,18 @@ from agentrl.types.errors import StorageError
 class JournalState:
     """Every episode that the journals know by name, and what the buffer did, in order.
 
-    `tears` are ends of segments that a crash cut off, by file: nothing in them was acknowledged. `damaged` and
+    `torn_tails` are ends of segments that a crash cut off, by file: nothing in them was acknowledged. `damaged` and
     `missing` are acknowledged bytes that a salvage went on without, and `distrusted` counts entries that it could
     read and left out, since an earlier one of the same episode may be among those.
     """
 
-    lives: dict[str, EpisodeLife] = field(default_factory=dict)
+    lives: dict[str, EpisodeHistory] = field(default_factory=dict)
     taken: list[Taken] = field(default_factory=list)
     stepped: list[Stepped] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     checkpointed: int | None = None
-    tears: dict[Path, Tear] = field(default_factory=dict)
-    damaged: dict[Path, list[Damage]] = field(default_factory=dict)
+    torn_tails: dict[Path, TornTail] = field(default_factory=dict)
+    damaged: dict[Path, list[Corruption]] = field(default_factory=dict)
     missing: list[Path] = field(default_factory=list)
     distrusted: int = 0
 
@@ -61,9 +61,9 @@ class JournalState:
             case Checkpointed():
                 self.checkpointed = entry.step
 
-    def add_life(self, entries: list[EpisodeEntry]) -> None:
+    def add_history(self, entries: list[EpisodeEntry]) -> None:
         """Take in all entries of one episode; without a lease they count for nothing."""
-        life = build_life(entries)
+        life = build_history(entries)
         if life is not None:
             self.lives[life.ticket.episode_id] = life
 
@@ -108,13 +108,13 @@ def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> Jour
     Raises:
         StorageError: a segment cannot be read, is of a newer program, or is damaged or missing and not to be
             salvaged. A segment at the front of a writer's is not missed, since pruning removes those, nor is the
-            last one, which only a checkpoint names: `check_reach` misses that.
+            last one, which only a checkpoint names: `verify_offsets` misses that.
     """
     state = JournalState()
     entries: dict[int, list[EpisodeEntry]] = {}
     trust = _Trust()
     for writer, piece in _pieces(folder, state, salvage, disk):
-        if isinstance(piece, Damage):
+        if isinstance(piece, Corruption):
             trust.lose(writer)
             continue
         entry, key = unpack(piece.schema, piece.kind, piece.payload), key_of(piece.payload)
@@ -127,7 +127,7 @@ def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> Jour
     for found in entries.values():
         kept = without_gaps(found) if trust.has_lost else found
         state.distrusted += len(found) - len(kept)
-        state.add_life(kept)
+        state.add_history(kept)
     return state
 
 
@@ -164,20 +164,20 @@ def check_none_missing(segments: list[Path]) -> None:
         )
 
 
-def _pieces(folder: Path, state: JournalState, salvage: bool, disk: Disk) -> Iterator[tuple[str, Frame | Damage]]:
-    """Frames of all writers, each writer's in order, and `Damage` where acknowledged bytes are passed over."""
+def _pieces(folder: Path, state: JournalState, salvage: bool, disk: Disk) -> Iterator[tuple[str, Frame | Corruption]]:
+    """Frames of all writers, each writer's in order, and `Corruption` where acknowledged bytes are passed over."""
     segments = all_segments(folder)
     state.missing = missing_segments(segments)
     if not salvage:
         check_none_missing(segments)
     for path in sorted((*segments, *state.missing), key=number_of):
         if path in state.missing:
-            yield writer_of(path), Damage(0, 0, "the segment is missing")
+            yield writer_of(path), Corruption(0, 0, "the segment is missing")
             continue
         for piece in read_segment(path, salvage, disk):
-            if isinstance(piece, Tear):
-                state.tears[path] = piece
+            if isinstance(piece, TornTail):
+                state.torn_tails[path] = piece
                 continue
-            if isinstance(piece, Damage):
+            if isinstance(piece, Corruption):
                 state.damaged.setdefault(path, []).append(piece)
             yield writer_of(path), piece

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from agentrl.journal.entries import KINDS, NO_EPISODE, NUMBERS, SCHEMA, Entry, Leased, key_of, unpack
 from agentrl.journal.frames import HEADER_BYTES as FRAME_HEADER_BYTES
-from agentrl.journal.frames import Damage, Frame, Tear, read_frames
-from agentrl.journal.segments import HEADER_BYTES, SegmentHeader, damage_error, proven_end
+from agentrl.journal.frames import Corruption, Frame, TornTail, read_frames
+from agentrl.journal.segments import HEADER_BYTES, SegmentHeader, corruption_error, proven_end
 from agentrl.types.errors import StorageError
 
 _LEASED = NUMBERS[Leased]
@@ -24,7 +24,7 @@ class Scan:
     """What stands in a segment.
 
     `places` holds the starts of frames by episode's key, `leased` the keys of leases among them, `buffer`
-    the decoded entries of no single episode and their starts. `end` is the place up to which all was read; `tear`
+    the decoded entries of no single episode and their starts. `end` is the place up to which all was read; `torn_tail`
     says why that is not the end of the file.
     """
 
@@ -32,7 +32,7 @@ class Scan:
     leased: list[int] = field(default_factory=list)
     buffer: list[tuple[int, Entry]] = field(default_factory=list)
     end: int = HEADER_BYTES
-    tear: Tear | None = None
+    torn_tail: TornTail | None = None
 
     def add(self, frame: Frame, buffer_limit: int | None) -> bool:
         """Take in an entry, unless it is of no single episode and at the limit or behind it; whether it was taken in.
@@ -99,14 +99,14 @@ class SegmentReader:
             raise _unreadable(self.path, error) from error
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def frame_at(self, start: int) -> Frame | Tear:
+    def frame_at(self, start: int) -> Frame | TornTail:
         """The frame that begins at a place, or why none does. Raises StorageError."""
         if self.header is None:
-            return Tear(0, "the file has no header")
+            return TornTail(0, "the file has no header")
         head = self._bytes_ahead(start, FRAME_HEADER_BYTES)
         data = self._bytes_ahead(start, FRAME_HEADER_BYTES + int.from_bytes(head[_LENGTH], "little"))
-        piece = next(read_frames(self.header.identity, data, start), Tear(start, "the file ends here"))
-        return Tear(start, piece.reason) if isinstance(piece, Damage) else piece
+        piece = next(read_frames(self.header.identity, data, start), TornTail(start, "the file ends here"))
+        return TornTail(start, piece.reason) if isinstance(piece, Corruption) else piece
 
     def _bytes_ahead(self, start: int, count: int) -> bytes:
         """As `bytes_at`, out of a larger piece: neighbours cost no call each, nor other threads their turn."""
@@ -133,10 +133,10 @@ class SegmentReader:
         data = self.bytes_at(HEADER_BYTES, self.size - HEADER_BYTES)
         scan = Scan(end=HEADER_BYTES + len(data))
         for piece in read_frames(self.header.identity, data, HEADER_BYTES, proven):
-            if isinstance(piece, Damage):
-                raise damage_error(self.path, piece)
-            if isinstance(piece, Tear):
-                scan.tear, scan.end = piece, piece.at
+            if isinstance(piece, Corruption):
+                raise corruption_error(self.path, piece)
+            if isinstance(piece, TornTail):
+                scan.torn_tail, scan.end = piece, piece.at
             elif not scan.add(piece, buffer_limit):
                 scan.end = piece.start
                 break
@@ -145,8 +145,8 @@ class SegmentReader:
     def _without_header(self, proven: int) -> Scan:
         """The header is synced before anything is written behind it, so alone it is a torn tail."""
         if self.size > HEADER_BYTES or proven:
-            raise damage_error(self.path, Damage(0, max(self.size, proven), "the header cannot be read"))
-        return Scan(end=0, tear=Tear(0, "the file has no header"))
+            raise corruption_error(self.path, Corruption(0, max(self.size, proven), "the header cannot be read"))
+        return Scan(end=0, torn_tail=TornTail(0, "the file has no header"))
 
 
 def _unreadable(path: Path, error: OSError) -> StorageError:

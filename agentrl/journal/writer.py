@@ -10,8 +10,8 @@ from pathlib import Path
 
 from agentrl.journal.appender import SEGMENT_BYTES, Entries, SegmentAppender
 from agentrl.journal.disk import DISK, Disk
+from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.journal.frames import MAX_PAYLOAD_BYTES
-from agentrl.journal.reach import SegmentEnd
 from agentrl.journal.segments import REMEDY
 from agentrl.process.threads import OwnThread, settle
 from agentrl.types.errors import StorageError

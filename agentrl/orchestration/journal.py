@@ -10,10 +10,10 @@ from agentrl.buffer.journal import BufferJournal, NoStepJournal, StepJournal
 from agentrl.buffer.recovery import Recovered, recover
 from agentrl.journal.archiver import ArchiverProcess
 from agentrl.journal.claim import Claim
+from agentrl.journal.durable_offsets import SegmentEnd, verify_offsets
 from agentrl.journal.entries import Stepped
+from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.index import open_journal
-from agentrl.journal.life import EpisodeLife
-from agentrl.journal.reach import SegmentEnd, check_reach
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.rewriting import give_up, rewrite
 from agentrl.journal.writer import JournalWriter
@@ -65,7 +65,7 @@ class RunJournal:
         folder = claim.folder
         state = _salvaged(folder, first.frontier) if is_salvaged else open_journal(folder)
         if not is_salvaged:
-            check_reach(folder, first.journal, state.tears)
+            verify_offsets(folder, first.journal, state.torn_tails)
         recovered = recover(
             state,
             first.version.step,
@@ -175,7 +175,7 @@ def _salvaged(folder: Path, frontier: FrontierState) -> JournalState:
     return state
 
 
-def _playing(recovered: Recovered, lives: dict[str, EpisodeLife]) -> dict[str, EpisodeLife]:
+def _playing(recovered: Recovered, lives: dict[str, EpisodeHistory]) -> dict[str, EpisodeHistory]:
     return {ticket.episode_id: lives[ticket.episode_id] for ticket in recovered.running}
 
 

@@ -9,7 +9,7 @@ from journal_parts import intent, lease, numbers_of, write_segment, xor
 from agentrl.journal import entries as e
 from agentrl.journal.claim import Claim
 from agentrl.journal.disk import Disk
-from agentrl.journal.frames import MARK_BYTES, Damage, Frame, Tear, frame_bytes, mark_bytes, read_frames
+from agentrl.journal.frames import MARK_BYTES, Corruption, Frame, TornTail, frame_bytes, mark_bytes, read_frames
 from agentrl.journal.reading import read_journal
 from agentrl.journal.segments import HEADER_BYTES, SegmentFile, read_segment, segment_path, segment_paths
 from agentrl.journal.writer import JournalWriter
@@ -38,9 +38,9 @@ def _read(data: bytearray) -> list[bytes | tuple[int, int] | int]:
         match piece:
             case Frame():
                 pieces.append(piece.payload)
-            case Damage():
+            case Corruption():
                 pieces.append((piece.start, piece.end))
-            case Tear():
+            case TornTail():
                 pieces.append(piece.at)
     return pieces
 

@@ -23,7 +23,7 @@ def scanned(folder: Path) -> JournalState:
     buffer = [e.unpack(f.schema, f.kind, f.payload) for f in frames if e.key_of(f.payload) == e.NO_EPISODE]
     final: set[str] = set()
     state = read_journal(folder)
-    open_entries = JournalState(checkpointed=state.checkpointed, tears=state.tears)
+    open_entries = JournalState(checkpointed=state.checkpointed, torn_tails=state.torn_tails)
     for at, entry in enumerate(buffer):
         covers = [n for n in range(at + 1, len(buffer)) if _covers(buffer[n], entry)]
         if not covers:

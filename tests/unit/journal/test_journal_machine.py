@@ -128,7 +128,7 @@ class JournalMachine(RuleBasedStateMachine):
         state = read_journal(self.folder, disk=self.disk)
         assert _numbers(state) == {n: [p.number for p in pieces] for n, pieces in self.model.episodes.items() if pieces}
         assert all(life.is_whole for life in state.lives.values())
-        assert {path.name for path in state.tears} >= {s.name for s in self.model.segments if s.is_torn}
+        assert {path.name for path in state.torn_tails} >= {s.name for s in self.model.segments if s.is_torn}
 
     def teardown(self):
         for writer in self.writers.values():

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import codec
@@ -15,7 +15,7 @@ from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
 from agentrl.journal.archive_file import episode_of, read_archived, record_of
 from agentrl.journal.frames import Frame
-from agentrl.journal.life import build_life
+from agentrl.journal.history import build_history
 from agentrl.types.environment import StepResult
 from agentrl.types.episode import Effect, Episode
 from agentrl.types.errors import StorageError
@@ -53,10 +53,11 @@ def _archived(entries: list[e.EpisodeEntry]) -> tuple[dict, Episode]:
         return pq.read_table(file).to_pylist()[0], read_archived(file, name_of(0))
 
 
+@settings(deadline=None)  # each example writes files
 @given(lives())
 def test_what_counts_of_an_episode_is_archived_to_the_bit_and_nothing_else(entries: list[e.EpisodeEntry]) -> None:
     row, archived = _archived(entries)
-    life = build_life(entries)
+    life = build_history(entries)
     assert life is not None
     episode = life.episode()
     assert codec.encode(archived) == codec.encode(episode)

@@ -9,7 +9,7 @@ from rollout_parts import ANSWER, CALL, in_turn, nothing
 
 from agentrl.journal.claim import Claim
 from agentrl.journal.entries import Intended, Leased
-from agentrl.journal.life import EpisodeLife, build_life
+from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
 from agentrl.rollouts.durable import WorkerJournal
@@ -38,11 +38,11 @@ class Overtaken(ScriptedEngine):
     place: Place
     writer: DyingWriter
     next_token: int
-    before: EpisodeLife | None = None
+    before: EpisodeHistory | None = None
     is_overtaken = False
 
-    def recorded(self) -> EpisodeLife:
-        life = build_life([*(self.before.entries if self.before else ()), *self.writer.entries])
+    def recorded(self) -> EpisodeHistory:
+        life = build_history([*(self.before.entries if self.before else ()), *self.writer.entries])
         assert life is not None
         return life
 

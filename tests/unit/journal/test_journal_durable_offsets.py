@@ -7,10 +7,10 @@ import pytest
 from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
 from agentrl.journal.claim import Claim
+from agentrl.journal.durable_offsets import SegmentEnd, verify_offsets
 from agentrl.journal.frames import MARK_BYTES
 from agentrl.journal.index import open_journal
 from agentrl.journal.pruning import prune
-from agentrl.journal.reach import SegmentEnd, check_reach
 from agentrl.journal.rewriting import rewrite
 from agentrl.journal.segments import segment_path
 from agentrl.journal.writer import JournalWriter
@@ -30,7 +30,7 @@ async def written(folder: Path, episode: int) -> SegmentEnd:
 
 
 def check(folder: Path, *ends: SegmentEnd) -> None:
-    check_reach(folder, ends, open_journal(folder).tears)
+    verify_offsets(folder, ends, open_journal(folder).torn_tails)
 
 
 async def test_a_writer_knows_its_newest_segment_and_how_far_it_is_durable(tmp_path: Path) -> None:
