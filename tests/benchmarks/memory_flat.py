@@ -1,9 +1,9 @@
 """Whether memory grows with what a run has consumed: 100,000 small episodes go through the whole journal.
 
-They are written and acknowledged, trained, covered by a checkpoint for every 5,000, indexed, archived and pruned.
+They are written and acknowledged, trained, covered by a checkpoint for every 5,000, archived and pruned.
 Figures: `growth_mb`, by how much resident memory after a checkpoint grew from the second quarter to the last (medians,
 since allocators keep what threads have freed); `peak_mb`; and what is left on the disk, `journal_mb` of the journal and
-its index and `archive_mb` of the archive, whose oldest files go beyond 1 MB (the episodes are alike and pack well).
+`archive_mb` of the archive, whose oldest files go beyond 1 MB (the episodes are alike and pack well).
 """
 
 from __future__ import annotations
