@@ -2,7 +2,7 @@
 
 Each entry's payload is the episode's key (8 bytes, 0 for entries of no single episode) and the record as
 msgpack, so a reader can pass over episodes that do not concern it without decoding them. A rollout worker
-writes the life of episodes (`Leased` to `Ended`), the buffer what became of them (`Taken` to `Checkpointed`).
+writes what happens to episodes (`Leased` to `Ended`), the buffer what became of them (`Taken` to `Checkpointed`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An episode's history as its entries tell it: what a worker goes on from, or the whole episode once it is over."""
+"""An episode's history as its entries tell it: what a worker resumes, or the whole episode once it is over."""
 
 from __future__ import annotations
 

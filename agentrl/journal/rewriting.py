@@ -24,7 +24,7 @@ def rewrite(
     entries: Iterable[Entry],
     ends: Sequence[SegmentEnd] = (),
 ) -> Path:
-    """Write lives and entries of the buffer to a journal of their own, and put it in the place of the claimed one.
+    """Write histories and entries of the buffer to a journal of their own, and put it in the place of the claimed one.
 
     The numbers of its segments go on from those of the damaged one, so that an archive stays in order. So do
     those of `ends`, the segments that the newest checkpoint names: `verify_offsets` takes what is written here for
@@ -71,7 +71,7 @@ def finish_rewriting(folder: Path) -> None:
 
 
 def give_up(life: EpisodeHistory) -> None:
-    """End an episode that may lack entries as failed: nobody knows what else it did, so it is not gone on with."""
+    """End an episode that may lack entries as failed: what else it did is not known, so it is not resumed."""
     lost = Failure(Boundary.CONTRACT, "journal", "entries of the episode were lost with a damaged journal")
     if not life.is_whole:
         life.entries[:] = [Leased(life.ticket, life.agents, life.token)]

@@ -78,7 +78,7 @@ class SegmentHeader:
 
 
 class SegmentFile:
-    """A segment under its writer's hands; its calls block, and come from one thread at a time."""
+    """A segment that is being written; its calls block, and come from one thread at a time."""
 
     def __init__(self, path: Path, header: SegmentHeader, descriptor: int, disk: Disk = DISK) -> None:
         self.path, self.header = path, header

@@ -99,7 +99,7 @@ class RunJournal:
 
     @property
     def is_durable(self) -> bool:
-        """Whether episodes that are parked can be gone on with."""
+        """Whether episodes that are parked can be resumed."""
         return self._worker is not None
 
     def check(self) -> None:
@@ -117,7 +117,7 @@ class RunJournal:
         return True
 
     def end(self) -> None:
-        """The run is over: what is cut off now is not gone on with."""
+        """The run is over: what is cut off now is not resumed."""
         if self._worker is not None:
             self._worker.is_over = True
 
@@ -127,7 +127,7 @@ class RunJournal:
         return tuple({end.writer: end for end in (*self._ends, *newest)}.values())
 
     def hand_over(self) -> tuple[Ticket, ...]:
-        """Tickets of the episodes in flight; what was recovered is in other hands by now and is let go."""
+        """Return the tickets of the episodes in flight and release the recovered state."""
         running, self.recovered = self.recovered.running, Recovered()
         return running
 
@@ -164,7 +164,7 @@ def _writer(claim: Claim, name: str, config: RunConfig) -> JournalWriter:
 
 
 def _salvaged(folder: Path, frontier: FrontierState) -> JournalState:
-    """What is left of the journal and not final: that the checkpoint knows, whatever journal and ledger have lost."""
+    """What is left of the journal, without the groups that the checkpoint knows to be done."""
     state = read_journal(folder, salvage=True)
     for name, life in list(state.lives.items()):
         if life.ticket.group < frontier.low or life.ticket.group in frontier.done:
