@@ -24,10 +24,10 @@ class StepJournal(Protocol):
         """A whole group will not be trained; durable before anything that follows from it."""
 
     def begin_checkpoint(self) -> None:
-        """What the checkpoint in the making says is settled: what is dropped from here on is not part of it."""
+        """Start a checkpoint: what is dropped from here on belongs to the next one."""
 
     async def settled(self) -> None:
-        """Returns once all that the checkpoint in the making knows to be dropped is durable."""
+        """Returns once all that was dropped before `begin_checkpoint` is durable."""
 
     async def checkpointed(self, step: int) -> None:
         """A checkpoint holds every step up to this one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.buffer.group import Group
 from agentrl.journal.entries import Dropped, Taken
-from agentrl.journal.life import EpisodeLife
+from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.reading import JournalState
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import StorageError
@@ -95,9 +95,9 @@ def recover(
     )
 
 
-def lives_by_group(lives: Iterable[EpisodeLife]) -> dict[int, list[EpisodeLife]]:
+def lives_by_group(lives: Iterable[EpisodeHistory]) -> dict[int, list[EpisodeHistory]]:
     """Lives by the number of their group."""
-    by_group: dict[int, list[EpisodeLife]] = {}
+    by_group: dict[int, list[EpisodeHistory]] = {}
     for life in lives:
         by_group.setdefault(life.ticket.group, []).append(life)
     return by_group
@@ -117,7 +117,7 @@ def failure_reason(episode: Episode) -> str:
 def _taken_steps(
     state: JournalState,
     checkpoint_step: int,
-    by_group: Mapping[int, list[EpisodeLife]],
+    by_group: Mapping[int, list[EpisodeHistory]],
     group_size: int,
     is_salvaged: bool,
 ) -> list[TakenStep]:
@@ -145,7 +145,7 @@ def _taken_steps(
     return found
 
 
-def taken_step(taken: Taken, by_group: Mapping[int, list[EpisodeLife]], group_size: int) -> TakenStep:
+def taken_step(taken: Taken, by_group: Mapping[int, list[EpisodeHistory]], group_size: int) -> TakenStep:
     """The step with its groups, from the lives of each group. Raises StorageError if one that it took is missing."""
     return TakenStep(
         taken.versions,
@@ -153,7 +153,7 @@ def taken_step(taken: Taken, by_group: Mapping[int, list[EpisodeLife]], group_si
     )
 
 
-def _as_taken(number: int, names: Iterable[str], lives: list[EpisodeLife], group_size: int) -> Group:
+def _as_taken(number: int, names: Iterable[str], lives: list[EpisodeHistory], group_size: int) -> Group:
     """A group with exactly the episodes that a step took."""
     by_name = {life.ticket.episode_id: life for life in lives}
     missing = [n for n in names if n not in by_name or by_name[n].ended is None or _has_failed(by_name[n])]
@@ -165,7 +165,7 @@ def _as_taken(number: int, names: Iterable[str], lives: list[EpisodeLife], group
     return group
 
 
-def _revive(lives: list[EpisodeLife], group_size: int, max_attempts: int) -> Group:
+def _revive(lives: list[EpisodeHistory], group_size: int, max_attempts: int) -> Group:
     """A group that no step has taken: who is in it, who plays, who is to be dispatched."""
     newest = {life.ticket.member: life for life in _in_order(lives)}  # of several attempts the last
     known = 1 + max(newest)
@@ -185,24 +185,24 @@ def _revive(lives: list[EpisodeLife], group_size: int, max_attempts: int) -> Gro
     return group
 
 
-def _in_flight(group: Group, lives: list[EpisodeLife]) -> list[Ticket]:
+def _in_flight(group: Group, lives: list[EpisodeHistory]) -> list[Ticket]:
     tickets = [life.ticket for life in _in_order(lives)]
     return [ticket for ticket in tickets if (ticket.member, ticket.attempt) in group.in_flight]
 
 
-def _in_order(lives: Iterable[EpisodeLife]) -> list[EpisodeLife]:
+def _in_order(lives: Iterable[EpisodeHistory]) -> list[EpisodeHistory]:
     return sorted(lives, key=lambda life: (life.ticket.member, life.ticket.attempt))
 
 
-def _is_settled(life: EpisodeLife, in_ledger: Collection[str]) -> bool:
+def _is_settled(life: EpisodeHistory, in_ledger: Collection[str]) -> bool:
     """Whether a scored episode reached the ledger, as it does only with its whole group."""
     return life.ended is not None and not _has_failed(life) and life.ticket.episode_id in in_ledger
 
 
-def _has_failed(life: EpisodeLife) -> bool:
+def _has_failed(life: EpisodeHistory) -> bool:
     return life.ended is not None and (life.ended.failure is not None or life.ended.reward is None)
 
 
-def _started(lives: Iterable[EpisodeLife]) -> int:
+def _started(lives: Iterable[EpisodeHistory]) -> int:
     """The step of the weights that a group began with."""
     return min(version.step for life in lives for version in life.ticket.started_at.values())

@@ -1,36 +1,32 @@
 """The write-ahead journal: what a run has done, durable before anybody acts on it.
 
-Three kinds of file, of which the first alone is the truth:
+**Segments** (``<writer>-00000001.journal``) are the truth. They are appended to, synced, and never changed. Every frame
+proves itself, a segment has one writer, and nothing is locked or mapped, so a crash or a loss of power costs at most
+what nobody was told is safe, on shared storage as on a local disk. Each writer waits for its disk in a thread of the
+run, and one sync serves all entries that came during the one before it.
 
-- **Segments** (``<writer>-00000001.journal``) are appended to, synced, and never changed. Every frame proves itself, a
-  segment has one writer, and nothing is locked or mapped, so a crash or a loss of power costs at most what nobody
-  was told is safe, on shared storage as on a local disk.
-- **The index** (``index.sqlite``) says where each episode's entries lie and which episodes are final. SQLite is good at
-  finding one row of a million and bad at being written by a process that is about to die on a file system without
-  locks. So it only repeats what the segments say: it carries a checksum, is replaced as a whole, and is made anew
-  whenever it is missing, damaged, of another schema or of other segments. `open_journal` and `read_life` use it;
-  `read_journal` needs none. Its path may be on a local disk.
-- **The archive** (``episodes/consumed-<step>-<number>.parquet``) holds what a checkpoint has made final: one row for an
-  episode, with its scalars, its tokens in list columns and the exact record, which is its entries as the segments had
-  them (`read_archived`). After `archive`, `prune` deletes the segments that nothing else needs. `settling` says when an
-  episode is final. In a run `archiver` does both, in a process of its own, so that packing a long run's episodes never
-  takes turns with its event loop.
-
-Rollout workers wait for their disk in another process (`remote_appender`), as a thread that syncs and an event loop
-that plays episodes wait for each other's interpreter several times a sync: turns of a busy loop wait two thirds as long
-and half as long at worst (figures in ``tests/benchmarks/README.md``). What writes rarely, as the buffer does, has a
-thread. What a killed worker had sent may still be written behind its death, as what a disk held back may be: nobody was
-told that it is safe, and a successor's lease leaves it out.
-
-The archive is for other tools as it is::
+**The archive** (``episodes/consumed-<step>-<number>.parquet``) holds what a checkpoint has made final: one row for an
+episode, with its scalars, its tokens in list columns and the exact record, which is its entries as the segments had
+them. After `archive`, `prune` deletes the segments that nothing else needs. In a run `archiver` does both, in a process
+of its own, so that packing a long run's episodes never takes turns with its event loop. Other tools read it as it is::
 
     SELECT step, avg(reward), avg(turns) FROM 'runs/demo/episodes/*.parquet' WHERE outcome = 'trained' GROUP BY step
 
-in DuckDB, or ``pandas.read_parquet("runs/demo/episodes", columns=["episode_id", "reward", "step"])``. The index is for
-``sqlite3`` as well, but says nothing that is not in the segments.
+in DuckDB, or ``pandas.read_parquet("runs/demo/episodes", columns=["episode_id", "reward", "step"])``.
+
+What happens to an entry, and where:
+
+1. `entries` says what there is to record; `writer` gathers the entries of all tasks, `appender` writes them to the
+   newest of `segments` as `frames` and syncs, if `claim` says that the run is still this process's.
+2. A start reads all segments. `history` builds each episode's history from its entries; those of a worker that had lost
+   its lease do not count. `index` leaves out what is final, by the rule of `finality`; `durable_offsets` raises if a
+   segment ends before what the newest checkpoint knows to be durable. `reading` can pass over damage and `rewriting`
+   makes a journal of what is left: `agentrl resume RUN --salvage`.
+3. Behind a checkpoint, `archive_query` says which episodes became final, `archive` writes them by `archive_file`, and
+   `pruning` deletes segments.
 
 On the disk are, beside the archive (`keep_bytes`, or its newest file if that is larger): the segments with an episode
-in play, waiting to be trained, or trained since the last archived checkpoint, one segment of 64 MiB for each writer's
-name, and the index with about 2 % of their size. In memory are one segment or a few dozen episodes at a time; a start
-holds the lives of those episodes that are not final.
+in play, waiting to be trained, or trained since the last archived checkpoint, and one segment of 64 MiB for each
+writer's name. In memory are one segment or a few dozen episodes at a time; a start holds the histories of those
+episodes that are not final.
 """

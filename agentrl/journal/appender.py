@@ -1,13 +1,12 @@
-"""What appends to a journal's segments; it blocks, and so lives in a thread or in a process of its own."""
+"""Appends entries to a journal's segments; its calls block, so `JournalWriter` makes them in a thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from agentrl.journal.disk import DISK, Disk
-from agentrl.journal.reach import SegmentEnd
+from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.journal.segments import (
     NOTHING,
     REMEDY,
@@ -19,14 +18,12 @@ from agentrl.journal.segments import (
     segment_paths,
 )
 from agentrl.process.crash_points import crash_point
-from agentrl.process.threads import OwnThread
 from agentrl.types.errors import StorageError
 
 SEGMENT_BYTES = 64 * 2**20
 
 Entries = list[tuple[int, int, bytes]]
 """Schema, kind and payload of each."""
-Then = Callable[[SegmentEnd | None, BaseException | None], None]
 
 
 class SegmentAppender:
@@ -85,33 +82,3 @@ class SegmentAppender:
         segment = SegmentFile.create(path, number, self._disk, before)
         crash_point(self._made)
         return segment
-
-
-class AppenderElsewhere(Protocol):
-    """An appender that blocks nobody here; one batch at a time."""
-
-    def post(self, entries: Entries, then: Then) -> None:
-        """Append, then tell `then` on the event loop how far the journal is durable, or what went wrong."""
-        ...
-
-    async def close(self, is_stuck: bool) -> None:
-        """Give it up, and wait for its end unless the disk does not answer it; safe to call twice."""
-        ...
-
-
-class AppenderThread:
-    """An appender in a thread of its own."""
-
-    def __init__(self, name: str, appender: SegmentAppender) -> None:
-        self._thread = OwnThread(f"journal-{name}")
-        self._appender = appender
-
-    def post(self, entries: Entries, then: Then) -> None:
-        """Append. Raises RuntimeError if the process has no thread to give."""
-        self._thread.post(lambda: self._appender.append(entries), then)
-
-    async def close(self, is_stuck: bool) -> None:
-        """Close the segment, unless the thread has it and cannot be stopped."""
-        self._thread.end()
-        if not is_stuck:
-            self._appender.close()

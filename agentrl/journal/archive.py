@@ -14,20 +14,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.journal.columns import Consumed, ConsumedWriter, read_metadata
-from agentrl.journal.consumption import Checkpoint, consumed, last_checkpoint
+from agentrl.journal.archive_file import (
+    Consumed,
+    ConsumedWriter,
+    archive_files,
+    number_of_file,
+    read_metadata,
+    record_of,
+)
+from agentrl.journal.archive_query import Checkpoint, consumed, last_checkpoint
 from agentrl.journal.disk import DISK, sync_path
-from agentrl.journal.entries import Dropped, Entry, body_of
+from agentrl.journal.entries import Dropped, Entry, Leased, unpack
+from agentrl.journal.finality import step_of
 from agentrl.journal.frames import Frame
-from agentrl.journal.index import JournalIndex, with_index
-from agentrl.journal.life import counting
-from agentrl.journal.outline import LeasedOutline, Outline, outline_entry, outline_of
+from agentrl.journal.history import build_history, counting
+from agentrl.journal.index import JournalIndex
 from agentrl.journal.reading import all_segments
-from agentrl.journal.record import record_of
 from agentrl.journal.segments import sync_folder
-from agentrl.journal.settling import step_of
 from agentrl.process.crash_points import crash_point
-from agentrl.types.episode import count_tokens
+from agentrl.types.episode import Episode
 from agentrl.types.errors import StorageError
 
 _log = logging.getLogger(__name__)
@@ -50,7 +55,7 @@ class Archived:
     deleted_bytes: int = 0
 
 
-def archive(folder: Path, target: Path, keep_bytes: int | None = None, index: Path | None = None) -> Archived:
+def archive(folder: Path, target: Path, keep_bytes: int | None = None) -> Archived:
     """Write all episodes that are final and not archived yet to a new file ``consumed-<step>-<number>.parquet``.
 
     The journal may be written meanwhile; the archive has one writer at a time. Beyond `keep_bytes` the oldest files
@@ -66,7 +71,7 @@ def archive(folder: Path, target: Path, keep_bytes: int | None = None, index: Pa
         DISK.make_folder(target)
         for draft in target.glob(".consumed-*.parquet.new"):
             draft.unlink()
-    file, episodes, incomplete = with_index(folder, index, lambda journal: _archive(journal, target))
+    file, episodes, incomplete = _archive(JournalIndex(folder), target)
     if incomplete:
         _log.warning("%d consumed episodes are not in %s: their first entries are gone", incomplete, target)
     with _writing(target):
@@ -80,16 +85,7 @@ def archived_until(target: Path) -> Checkpoint | None:
     if not files:
         return None
     segment, start, step, identity = json.loads(read_metadata(files[-1])[_UNTIL])
-    return Checkpoint(segment, start, step, bytes.fromhex(identity))
-
-
-def archive_files(target: Path) -> list[Path]:
-    """Files of an archive in the order of their writing."""
-    return sorted(target.glob("consumed-*-*.parquet"), key=_number)
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
+    return Checkpoint(segment, start, step, int.from_bytes(bytes.fromhex(identity), "little"))
 
 
 def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int]:
@@ -98,11 +94,12 @@ def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int
     if until is None or not keys:
         return None, 0, 0
     files = archive_files(target)
-    number = _number(files[-1]) + 1 if files else 1
+    number = number_of_file(files[-1]) + 1 if files else 1
     path = target / f"consumed-{until.step:06d}-{number:06d}.parquet"
     # Tools that are given the folder pass over hidden files.
     draft = path.with_name(f".{path.name}.new")
-    footer = {_UNTIL: json.dumps([until.segment, until.start, until.step, until.identity.hex()])}
+    identity = until.identity.to_bytes(8, "little").hex()
+    footer = {_UNTIL: json.dumps([until.segment, until.start, until.step, identity])}
     written = 0
     with _writing(target):
         with ConsumedWriter(draft, footer) as writer:
@@ -113,26 +110,26 @@ def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int
     return path, written, len(keys) - written
 
 
-def _episodes(journal: JournalIndex, keys: Sequence[tuple[int, int]]) -> Iterator[Consumed]:
-    """Episodes by key and the number of the entry that made them final; those without a beginning are left out."""
-    outcomes = {number: _outcome(entry) for number, entry in journal.buffer_entries({source for _, source in keys})}
+def _episodes(journal: JournalIndex, keys: Sequence[int]) -> Iterator[Consumed]:
+    """Episodes by key; those without a beginning are left out."""
     for first in range(0, len(keys), _READ_AT_ONCE):
-        sources = dict(keys[first : first + _READ_AT_ONCE])
-        found = journal.frames(sources)
-        for key, source in sources.items():
+        some = keys[first : first + _READ_AT_ONCE]
+        found = journal.frames(some)
+        for key in some:
             if (episode := _read(found.get(key, []))) is not None:
-                outcome, reason, step = outcomes[source]
+                outcome, reason, step = _outcome(journal.buffer[journal.final[key].source].entry)
                 yield Consumed(*episode, outcome, reason, step)
 
 
-def _read(frames: Sequence[Frame]) -> tuple[Outline, bytes] | None:
-    """Outline and record of an episode; None if its first entry that counts is not its first lease."""
-    entries = [outline_entry(f.kind, body_of(f.schema, f.kind, f.payload)) for f in frames]
-    leases = [entry.taken_over if isinstance(entry, LeasedOutline) else None for entry in entries]
-    places = counting([(entry.token, taken_over) for entry, taken_over in zip(entries, leases, strict=True)])
-    if not places or leases[places[0]] != 0:
+def _read(frames: Sequence[Frame]) -> tuple[Episode, bytes] | None:
+    """An episode and its record; None if its first entry that counts is not its first lease."""
+    entries = [unpack(f.schema, f.kind, f.payload) for f in frames]
+    places = counting([(entry.token, entry.taken_over if isinstance(entry, Leased) else None) for entry in entries])
+    first = entries[places[0]] if places else None
+    if not isinstance(first, Leased) or first.taken_over:
         return None
-    return outline_of([entries[place] for place in places]), record_of(frames[place] for place in places)
+    life = build_history(entries)
+    return None if life is None else (life.episode(), record_of(frames[place] for place in places))
 
 
 def _outcome(entry: Entry) -> tuple[str, str | None, int]:
@@ -147,7 +144,7 @@ def _row_groups(rows: Iterator[Consumed]) -> Iterator[list[Consumed]]:
     tokens = 0
     for row in rows:
         group.append(row)
-        tokens += count_tokens(row.outline.nodes)
+        tokens += row.episode.num_tokens
         if tokens >= _ROW_GROUP_TOKENS:
             yield group
             group, tokens = [], 0

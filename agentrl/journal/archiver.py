@@ -47,7 +47,7 @@ class Archiver:
         _log.info(
             "%d episodes archived, %d segments deleted; %.3f s of processor time since the start",
             archived.episodes,
-            pruned.segments,
+            pruned,
             time.process_time(),
         )
 

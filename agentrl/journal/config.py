@@ -18,3 +18,6 @@ class JournalConfig(ConfigModel):
     keep_bytes: Annotated[int, Field(gt=0)] = 16 * 2**30
     """Bytes that consumed episodes may take in ``episodes/*.parquet``; beyond, the oldest files are deleted. Raise it
     to analyse or replay more of a long run."""
+    gather_s: Annotated[float, Field(ge=0)] = 0.005
+    """Seconds after a sync in which further entries gather for the next one; a turn may wait that much longer. Raise it
+    where rollouts, engine and trainer share few processors: fewer syncs take less of these."""

@@ -2,7 +2,7 @@
 
 Each entry's payload is the episode's key (8 bytes, 0 for entries of no single episode) and the record as
 msgpack, so a reader can pass over episodes that do not concern it without decoding them. A rollout worker
-writes the life of episodes (`Leased` to `Ended`), the buffer what became of them (`Taken` to `Checkpointed`).
+writes what happens to episodes (`Leased` to `Ended`), the buffer what became of them (`Taken` to `Checkpointed`).
 """
 
 from __future__ import annotations
@@ -207,26 +207,22 @@ def unpack(schema: int, kind: int, payload: bytes, migrations: dict[tuple[int, i
     Raises:
         StorageError: written by a newer program, or not an entry.
     """
-    try:
-        return codec.decode(body_of(schema, kind, payload, migrations), KINDS[kind])
-    except msgspec.DecodeError as error:
-        raise StorageError(f"a journal entry of kind {kind} cannot be read: {error}") from error
-
-
-def body_of(schema: int, kind: int, payload: bytes, migrations: dict[tuple[int, int], Migration] = MIGRATIONS) -> bytes:
-    """An entry's record as the present schema writes it. Raises StorageError if it is of a newer program, or none."""
     if schema > SCHEMA or kind not in KINDS:
         raise StorageError(
             f"the journal holds an entry of kind {kind} under schema {schema}; this program knows schemas up to "
             f"{SCHEMA}: install the version that wrote it"
         )
     body = payload[_KEY.size :]
-    if schema == SCHEMA:
-        return body
     try:
-        fields = msgspec.msgpack.decode(body)
+        if schema < SCHEMA:
+            body = _migrated(body, schema, kind, migrations)
+        return codec.decode(body, KINDS[kind])
     except msgspec.DecodeError as error:
         raise StorageError(f"a journal entry of kind {kind} cannot be read: {error}") from error
+
+
+def _migrated(body: bytes, schema: int, kind: int, migrations: dict[tuple[int, int], Migration]) -> bytes:
+    fields = msgspec.msgpack.decode(body)
     for old in range(schema, SCHEMA):
         fields = migrations.get((old, kind), dict)(fields)
     return msgspec.msgpack.encode(fields)

@@ -25,8 +25,6 @@ MAX_PAYLOAD_BYTES = 256 * 2**20
 MARK_KIND = 0xFFFF_FFFF
 _HEAD = struct.Struct("<HHII")
 _CHECKSUM = struct.Struct("<Q")
-# Magic, schema and kind as one number, the length, the checksum.
-_WHOLE_HEAD = struct.Struct("<QIQ")
 _IDENTITY = struct.Struct("<Q")
 HEADER_BYTES = _HEAD.size + _CHECKSUM.size
 MARK_BYTES = HEADER_BYTES + _IDENTITY.size
@@ -50,7 +48,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Tear:
+class TornTail:
     """Where the readable part of a segment ends although bytes follow; none of these was acknowledged."""
 
     at: int
@@ -58,7 +56,7 @@ class Tear:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class Corruption:
     """Bytes `start` to `end` of a segment that were synced once and cannot be read now."""
 
     start: int
@@ -71,9 +69,7 @@ def frame_bytes(identity: int, start: int, schema: int, kind: int, payload: byte
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ValueError(f"an entry of {len(payload)} bytes is above the journal's {MAX_PAYLOAD_BYTES}")
     head = _HEAD.pack(MAGIC, schema, kind, len(payload))
-    # In one call: its writer meets entries of some hundred bytes with cold caches, where each call counts.
-    checksum = xxhash.xxh3_64_intdigest(head + payload, (identity + start) & _MASK)
-    return head + _CHECKSUM.pack(checksum) + payload
+    return head + _CHECKSUM.pack(_checksum(identity, start, head, payload)) + payload
 
 
 def mark_bytes(identity: int, start: int) -> bytes:
@@ -83,51 +79,32 @@ def mark_bytes(identity: int, start: int) -> bytes:
 
 def read_frames(
     identity: int, data: bytes | memoryview, start: int = 0, proven: int = 0
-) -> Iterator[Frame | Damage | Tear]:
-    """Frames of a segment's bytes in order, without the marks, and `Damage` in place of what cannot be read.
+) -> Iterator[Frame | Corruption | TornTail]:
+    """Frames of a segment's bytes in order, without the marks, and `Corruption` in place of what cannot be read.
 
-    A `Tear` comes last if the bytes do not end with a whole frame. `start` is the place of `data` in the segment;
+    A `TornTail` comes last if the bytes do not end with a whole frame. `start` is the place of `data` in the segment;
     bytes before `proven`, a place in the segment too, are known to have been synced, whatever the marks say.
     """
     view, at = memoryview(data), 0
     end = proven - start
     has_looked = False
     while at < len(view):
-        reason = _fault(identity, view, at, start)
-        if reason is None:
-            frame = _frame(view, at, start)
-            at = frame.end - start
-            if frame.kind != MARK_KIND:
-                yield frame
+        found = _parse(identity, view, at, start)
+        if isinstance(found, Frame):
+            at = found.end - start
+            if found.kind != MARK_KIND:
+                yield found
             continue
         if not has_looked:
             end, has_looked = max(end, _newest_mark(identity, view, at, start)), True
         if at >= end:
-            yield Tear(start + at, reason)
+            yield TornTail(start + at, found)
             return
         behind = _next_frame(identity, view, at + 1, end, start)
-        yield Damage(start + at, start + behind, reason)
+        yield Corruption(start + at, start + behind, found)
         at = behind
     if at < end:
-        yield Damage(start + at, proven, "the file has been cut short")
-
-
-def read_frame(identity: int, data: bytes, at: int, start: int) -> Frame | None:
-    """The entry that begins at `data[at]`, byte `start` of a segment; None if none does: `read_frames` says why.
-
-    For readers of many: all that it does is to compare one checksum.
-    """
-    if len(data) - at < HEADER_BYTES:
-        return None
-    head, length, checksum = _WHOLE_HEAD.unpack_from(data, at)
-    end = at + HEADER_BYTES + length
-    payload = data[at + HEADER_BYTES : end]
-    if head & 0xFFFF != MAGIC or head >> 32 == MARK_KIND or end > len(data):
-        return None
-    signed = data[at : at + _HEAD.size] + payload
-    if xxhash.xxh3_64_intdigest(signed, (identity + start) & _MASK) != checksum:
-        return None
-    return Frame(head >> 16 & 0xFFFF, head >> 32, payload, start, start + HEADER_BYTES + length)
+        yield Corruption(start + at, proven, "the file has been cut short")
 
 
 def find_identity(data: bytes | memoryview, start: int) -> int | None:
@@ -138,39 +115,34 @@ def find_identity(data: bytes | memoryview, start: int) -> int | None:
     while at >= 0:
         if len(raw) - at >= MARK_BYTES:
             (identity,) = _IDENTITY.unpack_from(raw, at + HEADER_BYTES)
-            found[identity] += _fault(identity, view, at, start) is None
+            found[identity] += isinstance(_parse(identity, view, at, start), Frame)
         at = raw.find(_MARK_HEAD, at + 1)
     best = found.most_common(1)
     return best[0][0] if best and best[0][1] else None
 
 
-def _frame(view: memoryview, at: int, start: int) -> Frame:
-    _, schema, kind, length = _HEAD.unpack_from(view, at)
-    end = at + HEADER_BYTES + length
-    return Frame(schema, kind, bytes(view[at + HEADER_BYTES : end]), start + at, start + end)
-
-
-def _fault(identity: int, view: memoryview, at: int, start: int) -> str | None:
-    """Why no frame begins at `at`; None if one does."""
+def _parse(identity: int, view: memoryview, at: int, start: int) -> Frame | str:
+    """The frame that begins at `at`, or why none does."""
     if len(view) - at < HEADER_BYTES:
         return "the file ends within a header"
-    magic, _, _, length = _HEAD.unpack_from(view, at)
+    magic, schema, kind, length = _HEAD.unpack_from(view, at)
     if magic != MAGIC:
         return "no frame begins here"
-    if length > MAX_PAYLOAD_BYTES or len(view) - at - HEADER_BYTES < length:
+    end = at + HEADER_BYTES + length
+    if length > MAX_PAYLOAD_BYTES or end > len(view):
         return "the file ends within a payload"
     (checksum,) = _CHECKSUM.unpack_from(view, at + _HEAD.size)
-    payload = view[at + HEADER_BYTES : at + HEADER_BYTES + length]
-    if checksum != _checksum(identity, start + at, view[at : at + _HEAD.size], payload):
+    head, payload = bytes(view[at : at + _HEAD.size]), bytes(view[at + HEADER_BYTES : end])
+    if checksum != _checksum(identity, start + at, head, payload):
         return "the checksum is wrong"
-    return None
+    return Frame(schema, kind, payload, start + at, start + end)
 
 
 def _newest_mark(identity: int, view: memoryview, first: int, start: int) -> int:
     """Where the last mark stands from `first` on; `first` if there is none."""
     raw = bytes(view[first:])
     at = raw.rfind(_MARK_HEAD)
-    while at >= 0 and _fault(identity, view, first + at, start) is not None:
+    while at >= 0 and isinstance(_parse(identity, view, first + at, start), str):
         at = raw.rfind(_MARK_HEAD, 0, at + len(_MARK_HEAD) - 1)
     return first + max(at, 0)
 
@@ -179,13 +151,10 @@ def _next_frame(identity: int, view: memoryview, first: int, end: int, start: in
     """Where the next frame stands from `first` on; `end` if there is none before it."""
     raw = bytes(view[first:end])
     at = raw.find(_MAGIC_BYTES)
-    while at >= 0 and _fault(identity, view, first + at, start) is not None:
+    while at >= 0 and isinstance(_parse(identity, view, first + at, start), str):
         at = raw.find(_MAGIC_BYTES, at + 1)
     return first + at if at >= 0 else end
 
 
-def _checksum(identity: int, start: int, head: bytes | memoryview, payload: bytes | memoryview) -> int:
-    digest = xxhash.xxh3_64(seed=(identity + start) & _MASK)
-    digest.update(head)
-    digest.update(payload)
-    return digest.intdigest()
+def _checksum(identity: int, start: int, head: bytes, payload: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(head + payload, (identity + start) & _MASK)

@@ -1,200 +1,151 @@
-"""Where each episode's entries lie and which episodes are final: a SQLite file made of the segments.
+"""Where each episode's entries lie and which episodes are final: read from the segments whenever it is needed.
 
-It is never the truth. What it says was read from segments and synced there before; if it is missing, damaged, of
-another journal or of another schema, it is made anew, which takes some ten seconds for a million turns.
+Pruning keeps the segments few, so reading them takes seconds at most, and nothing has to be kept in step with them.
 """
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from agentrl.journal.entries import NUMBERS, Dropped, Entry, Taken, episode_key, unpack
-from agentrl.journal.frames import Frame, Tear
-from agentrl.journal.index_file import StaleIndexError, with_database
-from agentrl.journal.reading import all_segments, check_none_missing
+from agentrl.journal.entries import Checkpointed, Dropped, Entry, Taken, episode_key, unpack
+from agentrl.journal.finality import committed
+from agentrl.journal.frames import Frame, TornTail
+from agentrl.journal.reading import JournalState, all_segments, check_none_missing, segment_order
 from agentrl.journal.scanning import SegmentReader
-from agentrl.journal.segments import HEADER_BYTES, number_of
-from agentrl.journal.settling import CHECKPOINTED, Mark, settle, step_of
-
-T = TypeVar("T")
-INDEX_NAME = "index.sqlite"
-IN_ORDER = "ORDER BY segments.number, segments.name, start"
+from agentrl.types.errors import StorageError
 
 
-def with_index(folder: Path, index: Path | None, work: Callable[[JournalIndex], T]) -> T:
-    """Do some work on an index that is up to date; `index` is its file, by default ``index.sqlite`` in the folder.
+@dataclass(frozen=True, slots=True)
+class BufferEntry:
+    """An entry of the buffer and where it stands."""
 
-    The work may be done twice. Raises StorageError if segments cannot be read or the index cannot be written.
+    segment: Path
+    start: int
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What made an episode final: the place of an entry in the buffer's, of the episode in that entry, and of the
+    checkpoint that covers it.
     """
 
-    def updated(database: sqlite3.Connection) -> T:
-        journal = JournalIndex(folder, database)
-        journal.update()
-        return work(journal)
-
-    return with_database(index or folder / INDEX_NAME, updated)
+    source: int
+    rank: int
+    checkpoint: int
 
 
-def signed_key(episode_id: str) -> int:
-    """An episode's key as SQLite has it."""
-    return int.from_bytes(episode_key(episode_id).to_bytes(8, "little"), "little", signed=True)
+def open_journal(folder: Path) -> JournalState:
+    """What is not final: the episodes that are neither trained nor dropped for good, and what no checkpoint covers.
+
+    Equal to `read_journal` without what is final (`finality` has the rule), and decodes nothing of that.
+
+    Raises:
+        StorageError: a segment cannot be read or is of a newer program.
+    """
+    return JournalIndex(folder).state()
 
 
 class JournalIndex:
-    """An open index.
+    """A journal as its segments are now, which may be written meanwhile.
 
-    `tears` are the ends of segments that cannot be read, by file; `unread` numbers segments of which some was left
-    for the next update.
+    `identities` are those of the segments, in the order of the journal. `places` says by episode's key in which
+    segments its entries begin where, `leased` which of the episodes have a lease. `buffer` holds the buffer's entries
+    in order, `covered` the place of the checkpoint that covers each, `final` the episodes that are final. `torn_tails`
+    are the ends of segments that cannot be read; of `unread` segments some was left for another time.
     """
 
-    def __init__(self, folder: Path, database: sqlite3.Connection) -> None:
-        self.folder, self.database = folder, database
-        self.tears: dict[Path, Tear] = {}
-        self.unread: set[int] = set()
-
-    def update(self) -> None:
-        """Read what the segments hold beyond what is known.
-
-        Raises:
-            StaleIndexError: these are not the segments that the index was made of.
-            StorageError: a segment cannot be read, or is of a newer program.
-        """
+    def __init__(self, folder: Path) -> None:
+        """Raises StorageError if a segment cannot be read, is damaged or missing, or of a newer program."""
+        self.identities: dict[Path, int] = {}
+        self.places: dict[int, dict[Path, array[int]]] = {}
+        self.leased: set[int] = set()
+        self.buffer: list[BufferEntry] = []
+        self.covered: dict[int, int] = {}
+        self.final: dict[int, Final] = {}
+        self.torn_tails: dict[Path, TornTail] = {}
+        self.unread: set[Path] = set()
         # Whoever is in the buffer's entries up to here has its own entries on disk already: reading to the ends of
-        # the files, as they are later, finds them. Entries of the buffer behind that wait for the next update.
-        sizes = _sizes(self.folder)
-        paths = all_segments(self.folder)
-        known = {name for (name,) in self.database.execute("SELECT name FROM segments")}
-        if known - {path.name for path in paths}:
-            raise StaleIndexError(f"segments are gone from {self.folder}")
+        # the files, as they are later, finds them. Entries of the buffer behind that wait for another time.
+        sizes = _sizes(folder)
+        paths = all_segments(folder)
         check_none_missing(paths)
         for path in paths:
             with SegmentReader(path) as reader:
                 self._add(reader, sizes.get(path, 0))
-        self._settle()
+        self._find_final()
 
-    def entries(self, keys: Iterable[int]) -> dict[int, list[Any]]:
-        """What the journal holds of some episodes, by key, in the order of the journal."""
-        return {key: [unpack(f.schema, f.kind, f.payload) for f in frames] for key, frames in self.frames(keys).items()}
+    def state(self) -> JournalState:
+        """What is not final."""
+        state = JournalState(torn_tails=self.torn_tails)
+        unfinished = [key for key in self.places if key in self.leased and key not in self.final]
+        for frames in self.frames(unfinished).values():
+            state.add_history([unpack(frame.schema, frame.kind, frame.payload) for frame in frames])
+        for entry in self.uncovered():
+            state.note(entry)
+        return state
+
+    def uncovered(self) -> list[Any]:
+        """The buffer's entries that no checkpoint covers, and the last checkpoint, in order."""
+        return [self.buffer[place].entry for place in sorted({*self.waiting, *self.checkpoints[-1:]})]
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Places of the checkpoints among the buffer's entries."""
+        return [place for place, found in enumerate(self.buffer) if isinstance(found.entry, Checkpointed)]
+
+    @property
+    def waiting(self) -> list[int]:
+        """Places of the buffer's entries that no checkpoint covers."""
+        places = enumerate(self.buffer)
+        return [p for p, found in places if p not in self.covered and not isinstance(found.entry, Checkpointed)]
 
     def frames(self, keys: Iterable[int]) -> dict[int, list[Frame]]:
-        """As `entries`, not decoded."""
-        rows = self.database.execute(
-            "SELECT segments.name, starts, key FROM places JOIN segments ON segment = segments.id "
-            "WHERE key IN (SELECT value FROM json_each(?)) " + IN_ORDER,
-            (json.dumps(list(keys)),),
-        )
+        """What the journal holds of some episodes, by key, in the order of the journal. Raises StorageError."""
+        by_segment: dict[Path, list[tuple[int, int]]] = {}
+        for key in keys:
+            for path, starts in self.places.get(key, {}).items():
+                by_segment.setdefault(path, []).extend((start, key) for start in starts)
         found: dict[int, list[Frame]] = {}
-        for key, frame in self._read((name, start, key) for name, starts, key in rows for start in array("Q", starts)):
-            found.setdefault(key, []).append(frame)
+        for path in sorted(by_segment, key=segment_order):
+            with SegmentReader(path) as reader:
+                for start, key in sorted(by_segment[path]):
+                    found.setdefault(key, []).append(_frame_at(reader, start))
         return found
 
-    def unfinished(self) -> list[int]:
-        """Keys of the episodes that are not final; what was never leased is none."""
-        return [key for (key,) in self.database.execute("SELECT key FROM episodes WHERE source IS NULL AND leased")]
-
-    def uncovered(self) -> list[Entry]:
-        """The buffer's entries that no checkpoint covers, and the last checkpoint, in order."""
-        marks = self.marks()
-        last = [mark.number for mark in marks if mark.kind == CHECKPOINTED][-1:]
-        wanted = last + [mark.number for mark in marks if mark.kind != CHECKPOINTED]
-        return [entry for _, entry in self.buffer_entries(wanted)]
-
-    def buffer_entries(self, numbers: Iterable[int]) -> Iterator[tuple[int, Entry]]:
-        """Entries of the buffer with their numbers, in the order of the journal."""
-        rows = self.database.execute(
-            "SELECT segments.name, start, buffer.id FROM buffer JOIN segments ON segment = segments.id "
-            "WHERE buffer.id IN (SELECT value FROM json_each(?)) " + IN_ORDER,
-            (json.dumps(list(numbers)),),
-        )
-        return ((number, unpack(f.schema, f.kind, f.payload)) for number, f in self._read(rows))
-
     def _add(self, reader: SegmentReader, buffer_limit: int) -> None:
-        if reader.header is None:
-            self.tears[reader.path] = reader.scan().tear or Tear(0, "the file has no header")
-            return
-        number, indexed = self._segment(reader)
-        if reader.size == indexed:
-            return
-        scan = reader.scan(indexed, buffer_limit)
-        if scan.tear is not None:
-            self.tears[reader.path] = scan.tear
+        scan = reader.scan(buffer_limit)
+        if scan.torn_tail is not None:
+            self.torn_tails[reader.path] = scan.torn_tail
         elif scan.end < reader.size:
-            self.unread.add(number)
-        if scan.end == indexed:
+            self.unread.add(reader.path)
+        if reader.header is None:
             return
-        # The index must not know what a loss of power may still undo.
+        # Nobody must go on from what a loss of power may still undo.
         reader.sync()
-        self.database.execute("UPDATE segments SET indexed = ? WHERE id = ?", (scan.end, number))
-        rows = [(key, number, starts[0], starts.tobytes()) for key, starts in sorted(scan.places.items())]
-        self.database.executemany("INSERT INTO places VALUES (?, ?, ?, ?)", rows)
-        self.database.executemany("INSERT OR IGNORE INTO episodes (key) VALUES (?)", ((row[0],) for row in rows))
-        self.database.executemany("UPDATE episodes SET leased = 1 WHERE key = ?", ((key,) for key in scan.leased))
-        self.database.executemany(
-            "INSERT INTO buffer (segment, start, kind, step) VALUES (?, ?, ?, ?)",
-            [(number, start, NUMBERS[type(entry)], step_of(entry)) for start, entry in scan.buffer],
-        )
+        self.identities[reader.path] = reader.header.identity
+        for key, starts in scan.places.items():
+            self.places.setdefault(key, {})[reader.path] = starts
+        self.leased.update(scan.leased)
+        self.buffer += [BufferEntry(reader.path, start, entry) for start, entry in scan.buffer]
 
-    def _segment(self, reader: SegmentReader) -> tuple[int, int]:
-        """A segment's number in the index, and how many bytes of it are known."""
-        assert reader.header is not None
-        identity, name = reader.header.identity.to_bytes(8, "little"), reader.path.name
-        row = self.database.execute("SELECT id, identity, indexed FROM segments WHERE name = ?", (name,)).fetchone()
-        if row is None:
-            values = (name, number_of(reader.path), identity, HEADER_BYTES)
-            added = self.database.execute(
-                "INSERT INTO segments (name, number, identity, indexed) VALUES (?, ?, ?, ?)", values
-            )
-            return int(added.lastrowid or 0), HEADER_BYTES
-        if row[1] != identity or reader.size < row[2]:
-            raise StaleIndexError(f"{reader.path} is not the segment that the index knows")
-        return row[0], row[2]
-
-    def marks(self) -> list[Mark]:
-        """The buffer's entries that are not covered, and all checkpoints, in order."""
-        rows = self.database.execute(
-            "SELECT buffer.id, kind, step FROM buffer JOIN segments ON segment = segments.id "
-            "WHERE checkpoint IS NULL " + IN_ORDER
-        )
-        return [Mark(*row) for row in rows]
-
-    def _settle(self) -> None:
-        """Note what checkpoints cover by now, and which episodes are final with that."""
-        covered = settle(self.marks())
-        self.database.executemany(
-            "UPDATE buffer SET checkpoint = ? WHERE id = ?", [(c.checkpoint, c.number) for c in covered]
-        )
-        checkpoints = {c.number: c.checkpoint for c in covered if c.counts}
-        for number, entry in self.buffer_entries(list(checkpoints)):
-            self._finish(named_by(entry), number, checkpoints[number])
-
-    def _finish(self, episode_ids: list[str], source: int, checkpoint: int) -> None:
-        # What made an episode final first stands: it has been archived as that.
-        self.database.executemany(
-            "INSERT INTO episodes (key, source, rank, checkpoint) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "source = excluded.source, rank = excluded.rank, checkpoint = excluded.checkpoint WHERE source IS NULL",
-            [(signed_key(name), source, rank, checkpoint) for rank, name in enumerate(episode_ids)],
-        )
-
-    def _read(self, places: Iterable[tuple[str, int, int]]) -> Iterator[tuple[int, Frame]]:
-        """Frames by segment's name, start and what the caller knows them by; each is read from front to back."""
-        for name, group in groupby(places, key=itemgetter(0)):
-            with SegmentReader(self.folder / name) as reader:
-                for _, start, number in sorted(group):
-                    yield number, _frame_at(reader, start)
+    def _find_final(self) -> None:
+        for place, checkpoint, is_committed in committed([found.entry for found in self.buffer]):
+            self.covered[place] = checkpoint
+            # What made an episode final first stands: it has been archived as that.
+            for rank, name in enumerate(_named_by(self.buffer[place].entry) if is_committed else ()):
+                self.final.setdefault(episode_key(name), Final(place, rank, checkpoint))
 
 
 def _frame_at(reader: SegmentReader, start: int) -> Frame:
     frame = reader.frame_at(start)
-    if isinstance(frame, Tear):
-        raise StaleIndexError(f"{reader.path} does not hold what the index says at {start}")
+    if isinstance(frame, TornTail):
+        raise StorageError(f"journal segment {reader.path} has changed at {start} since it was scanned: {frame.reason}")
     return frame
 
 
@@ -206,7 +157,7 @@ def _sizes(folder: Path) -> dict[Path, int]:
     return sizes
 
 
-def named_by(entry: Entry) -> list[str]:
+def _named_by(entry: Entry) -> list[str]:
     """Episodes that an entry of the buffer makes final once it is covered."""
     if isinstance(entry, Taken):
         return [episode_id for _, episodes in entry.groups for episode_id in episodes]

@@ -13,14 +13,14 @@ from agentrl.journal.entries import (
     Dropped,
     Entry,
     EpisodeEntry,
+    Leased,
     Stepped,
     Taken,
     key_of,
     unpack,
 )
-from agentrl.journal.frames import Damage, Frame, Tear
-from agentrl.journal.life import EpisodeLife, build_life
-from agentrl.journal.salvage import Trust, without_gaps
+from agentrl.journal.frames import Corruption, Frame, TornTail
+from agentrl.journal.history import EpisodeHistory, build_history, without_gaps
 from agentrl.journal.segments import number_of, read_segment, segment_path, writer_of
 from agentrl.types.errors import StorageError
 
@@ -29,18 +29,18 @@ from agentrl.types.errors import StorageError
 class JournalState:
     """Every episode that the journals know by name, and what the buffer did, in order.
 
-    `tears` are ends of segments that a crash cut off, by file: nothing in them was acknowledged. `damaged` and
+    `torn_tails` are ends of segments that a crash cut off, by file: nothing in them was acknowledged. `damaged` and
     `missing` are acknowledged bytes that a salvage went on without, and `distrusted` counts entries that it could
     read and left out, since an earlier one of the same episode may be among those.
     """
 
-    lives: dict[str, EpisodeLife] = field(default_factory=dict)
+    lives: dict[str, EpisodeHistory] = field(default_factory=dict)
     taken: list[Taken] = field(default_factory=list)
     stepped: list[Stepped] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     checkpointed: int | None = None
-    tears: dict[Path, Tear] = field(default_factory=dict)
-    damaged: dict[Path, list[Damage]] = field(default_factory=dict)
+    torn_tails: dict[Path, TornTail] = field(default_factory=dict)
+    damaged: dict[Path, list[Corruption]] = field(default_factory=dict)
     missing: list[Path] = field(default_factory=list)
     distrusted: int = 0
 
@@ -61,11 +61,42 @@ class JournalState:
             case Checkpointed():
                 self.checkpointed = entry.step
 
-    def add_life(self, entries: list[EpisodeEntry]) -> None:
+    def add_history(self, entries: list[EpisodeEntry]) -> None:
         """Take in all entries of one episode; without a lease they count for nothing."""
-        life = build_life(entries)
+        life = build_history(entries)
         if life is not None:
             self.lives[life.ticket.episode_id] = life
+
+
+class _Trust:
+    """Which entries still count once acknowledged ones are lost: none that may lack the one before it.
+
+    An episode that goes on from a turn which is not there would be trained as something that never happened, so it is
+    cut where it may have a gap. Told of each writer's entries in the order of its segments.
+
+    Example: behind a loss, an episode counts again from the lease that its writer takes next.
+    """
+
+    def __init__(self) -> None:
+        self._leased_since: dict[str, set[int]] = {}
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether any writer has."""
+        return bool(self._leased_since)
+
+    def lose(self, writer: str) -> None:
+        """Some entries of this writer, of any episodes, stood here."""
+        self._leased_since[writer] = set()
+
+    def may_count(self, writer: str, key: int, entry: EpisodeEntry) -> bool:
+        """Whether nothing that its writer has lost stood between this entry and its lease."""
+        leased = self._leased_since.get(writer)
+        if leased is None:
+            return True
+        if isinstance(entry, Leased):
+            leased.add(key)
+        return key in leased
 
 
 def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> JournalState:
@@ -77,13 +108,13 @@ def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> Jour
     Raises:
         StorageError: a segment cannot be read, is of a newer program, or is damaged or missing and not to be
             salvaged. A segment at the front of a writer's is not missed, since pruning removes those, nor is the
-            last one, which only a checkpoint names: `check_reach` misses that.
+            last one, which only a checkpoint names: `verify_offsets` misses that.
     """
     state = JournalState()
     entries: dict[int, list[EpisodeEntry]] = {}
-    trust = Trust()
+    trust = _Trust()
     for writer, piece in _pieces(folder, state, salvage, disk):
-        if isinstance(piece, Damage):
+        if isinstance(piece, Corruption):
             trust.lose(writer)
             continue
         entry, key = unpack(piece.schema, piece.kind, piece.payload), key_of(piece.payload)
@@ -96,13 +127,18 @@ def read_journal(folder: Path, salvage: bool = False, disk: Disk = DISK) -> Jour
     for found in entries.values():
         kept = without_gaps(found) if trust.has_lost else found
         state.distrusted += len(found) - len(kept)
-        state.add_life(kept)
+        state.add_history(kept)
     return state
 
 
 def all_segments(folder: Path) -> list[Path]:
     """Segments of all writers in the order of their numbers."""
-    return sorted(folder.glob("*-????????.journal"), key=lambda path: (number_of(path), path.name))
+    return sorted(folder.glob("*-????????.journal"), key=segment_order)
+
+
+def segment_order(path: Path) -> tuple[int, str]:
+    """Puts segments in the order of the journal."""
+    return number_of(path), path.name
 
 
 def missing_segments(segments: list[Path]) -> list[Path]:
@@ -128,20 +164,20 @@ def check_none_missing(segments: list[Path]) -> None:
         )
 
 
-def _pieces(folder: Path, state: JournalState, salvage: bool, disk: Disk) -> Iterator[tuple[str, Frame | Damage]]:
-    """Frames of all writers, each writer's in order, and `Damage` where acknowledged bytes are passed over."""
+def _pieces(folder: Path, state: JournalState, salvage: bool, disk: Disk) -> Iterator[tuple[str, Frame | Corruption]]:
+    """Frames of all writers, each writer's in order, and `Corruption` where acknowledged bytes are passed over."""
     segments = all_segments(folder)
     state.missing = missing_segments(segments)
     if not salvage:
         check_none_missing(segments)
     for path in sorted((*segments, *state.missing), key=number_of):
         if path in state.missing:
-            yield writer_of(path), Damage(0, 0, "the segment is missing")
+            yield writer_of(path), Corruption(0, 0, "the segment is missing")
             continue
         for piece in read_segment(path, salvage, disk):
-            if isinstance(piece, Tear):
-                state.tears[path] = piece
+            if isinstance(piece, TornTail):
+                state.torn_tails[path] = piece
                 continue
-            if isinstance(piece, Damage):
+            if isinstance(piece, Corruption):
                 state.damaged.setdefault(path, []).append(piece)
             yield writer_of(path), piece

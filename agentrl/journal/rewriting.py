@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from agentrl.journal.claim import Claim
+from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.journal.entries import Ended, Entry, Leased, pack
-from agentrl.journal.life import EpisodeLife
-from agentrl.journal.reach import SegmentEnd
+from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.reading import all_segments
 from agentrl.journal.segments import SegmentFile, number_of, segment_path, sync_folder
 from agentrl.types.errors import Boundary, Failure, StorageError
@@ -20,14 +20,14 @@ _MADE = "journal.salvaged"
 def rewrite(
     claim: Claim,
     writer: str,
-    lives: Iterable[EpisodeLife],
+    lives: Iterable[EpisodeHistory],
     entries: Iterable[Entry],
     ends: Sequence[SegmentEnd] = (),
 ) -> Path:
-    """Write lives and entries of the buffer to a journal of their own, and put it in the place of the claimed one.
+    """Write histories and entries of the buffer to a journal of their own, and put it in the place of the claimed one.
 
     The numbers of its segments go on from those of the damaged one, so that an archive stays in order. So do
-    those of `ends`, the segments that the newest checkpoint names: `check_reach` takes what is written here for
+    those of `ends`, the segments that the newest checkpoint names: `verify_offsets` takes what is written here for
     later ones. A crash between the two renames is mended by `finish_rewriting`.
 
     Returns:
@@ -70,8 +70,8 @@ def finish_rewriting(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def give_up(life: EpisodeLife) -> None:
-    """End an episode that may lack entries as failed: nobody knows what else it did, so it is not gone on with."""
+def give_up(life: EpisodeHistory) -> None:
+    """End an episode that may lack entries as failed: what else it did is not known, so it is not resumed."""
     lost = Failure(Boundary.CONTRACT, "journal", "entries of the episode were lost with a damaged journal")
     if not life.is_whole:
         life.entries[:] = [Leased(life.ticket, life.agents, life.token)]

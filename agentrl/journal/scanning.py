@@ -1,40 +1,30 @@
-"""Where a segment's entries lie, found without decoding them: what an index is made of.
-
-A million turns are three million frames, so the loop over them does as little as proves a frame: it unpacks the
-header and the episode's key in one call and compares one checksum. Whatever is unusual goes to `read_frames`,
-which also says why a frame is none.
-"""
+"""Where a segment's entries lie, found without decoding those of single episodes: what an index is made of."""
 
 from __future__ import annotations
 
 import os
-import struct
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import xxhash
-
-from agentrl.journal.entries import KINDS, NO_EPISODE, NUMBERS, SCHEMA, Entry, Leased, unpack
+from agentrl.journal.entries import KINDS, NO_EPISODE, NUMBERS, SCHEMA, Entry, Leased, key_of, unpack
 from agentrl.journal.frames import HEADER_BYTES as FRAME_HEADER_BYTES
-from agentrl.journal.frames import MAGIC, MARK_KIND, Damage, Frame, Tear, read_frame, read_frames
-from agentrl.journal.segments import HEADER_BYTES, SegmentHeader, damage_error, proven_end
+from agentrl.journal.frames import Corruption, Frame, TornTail, read_frames
+from agentrl.journal.segments import HEADER_BYTES, SegmentHeader, corruption_error, proven_end
 from agentrl.types.errors import StorageError
 
-# Magic, schema and kind as one number, the payload's length, the checksum, the key (signed, as SQLite has it).
-_HEAD_AND_KEY = struct.Struct("<QIQq")
-_HEAD_BYTES = 12
+_LEASED = NUMBERS[Leased]
+_LENGTH = slice(8, 12)  # of the payload, in a frame's header
 _AHEAD_BYTES = 2**18
-_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(slots=True)
 class Scan:
-    """What stands in a segment from one place on.
+    """What stands in a segment.
 
-    `places` holds the starts of frames by episode's key (signed), `leased` the keys of leases among them, `buffer`
-    the decoded entries of no single episode and their starts. `end` is the place up to which all was read; `tear`
+    `places` holds the starts of frames by episode's key, `leased` the keys of leases among them, `buffer`
+    the decoded entries of no single episode and their starts. `end` is the place up to which all was read; `torn_tail`
     says why that is not the end of the file.
     """
 
@@ -42,7 +32,25 @@ class Scan:
     leased: list[int] = field(default_factory=list)
     buffer: list[tuple[int, Entry]] = field(default_factory=list)
     end: int = HEADER_BYTES
-    tear: Tear | None = None
+    torn_tail: TornTail | None = None
+
+    def add(self, frame: Frame, buffer_limit: int | None) -> bool:
+        """Take in an entry, unless it is of no single episode and at the limit or behind it; whether it was taken in.
+
+        Raises:
+            StorageError: it is of a newer program.
+        """
+        key = key_of(frame.payload)
+        is_known = frame.kind in KINDS and frame.schema <= SCHEMA
+        if key != NO_EPISODE and is_known:
+            self.places[key].append(frame.start)
+            if frame.kind == _LEASED:
+                self.leased.append(key)
+            return True
+        if buffer_limit is not None and frame.start >= buffer_limit and is_known:
+            return False
+        self.buffer.append((frame.start, unpack(frame.schema, frame.kind, frame.payload)))
+        return True
 
 
 class SegmentReader:
@@ -91,17 +99,14 @@ class SegmentReader:
             raise _unreadable(self.path, error) from error
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def frame_at(self, start: int) -> Frame | Tear:
+    def frame_at(self, start: int) -> Frame | TornTail:
         """The frame that begins at a place, or why none does. Raises StorageError."""
         if self.header is None:
-            return Tear(0, "the file has no header")
-        at, identity = start - self._ahead_at, self.header.identity
-        if at >= 0 and (frame := read_frame(identity, self._ahead, at, start)) is not None:
-            return frame
+            return TornTail(0, "the file has no header")
         head = self._bytes_ahead(start, FRAME_HEADER_BYTES)
-        data = self._bytes_ahead(start, FRAME_HEADER_BYTES + int.from_bytes(head[8:_HEAD_BYTES], "little"))
-        piece = next(read_frames(identity, data, start), Tear(start, "the file ends here"))
-        return Tear(start, piece.reason) if isinstance(piece, Damage) else piece
+        data = self._bytes_ahead(start, FRAME_HEADER_BYTES + int.from_bytes(head[_LENGTH], "little"))
+        piece = next(read_frames(self.header.identity, data, start), TornTail(start, "the file ends here"))
+        return TornTail(start, piece.reason) if isinstance(piece, Corruption) else piece
 
     def _bytes_ahead(self, start: int, count: int) -> bytes:
         """As `bytes_at`, out of a larger piece: neighbours cost no call each, nor other threads their turn."""
@@ -112,8 +117,8 @@ class SegmentReader:
             self._ahead_at, offset = start, 0
         return self._ahead[offset : offset + count]
 
-    def scan(self, start: int = HEADER_BYTES, buffer_limit: int | None = None) -> Scan:
-        """Find what lies behind `start`; stops before an entry of no single episode at `buffer_limit` or behind it.
+    def scan(self, buffer_limit: int | None = None) -> Scan:
+        """Find all that lies here; stops before an entry of no single episode at `buffer_limit` or behind it.
 
         Raises:
             StorageError: the file cannot be read, has lost acknowledged bytes, or an entry is of a newer program.
@@ -125,75 +130,24 @@ class SegmentReader:
             raise _unreadable(self.path, error) from error
         if self.header is None:
             return self._without_header(proven)
-        data = self.bytes_at(start, max(0, self.size - start))
-        try:
-            return _scan(self.header.identity, data, start, buffer_limit, proven)
-        except _DamagedError as error:
-            raise damage_error(self.path, error.damage) from None
+        data = self.bytes_at(HEADER_BYTES, self.size - HEADER_BYTES)
+        scan = Scan(end=HEADER_BYTES + len(data))
+        for piece in read_frames(self.header.identity, data, HEADER_BYTES, proven):
+            if isinstance(piece, Corruption):
+                raise corruption_error(self.path, piece)
+            if isinstance(piece, TornTail):
+                scan.torn_tail, scan.end = piece, piece.at
+            elif not scan.add(piece, buffer_limit):
+                scan.end = piece.start
+                break
+        return scan
 
     def _without_header(self, proven: int) -> Scan:
         """The header is synced before anything is written behind it, so alone it is a torn tail."""
         if self.size > HEADER_BYTES or proven:
-            raise damage_error(self.path, Damage(0, max(self.size, proven), "the header cannot be read"))
-        return Scan(end=0, tear=Tear(0, "the file has no header"))
-
-
-class _DamagedError(Exception):
-    """Acknowledged bytes cannot be read."""
-
-    def __init__(self, damage: Damage) -> None:
-        super().__init__(damage.reason)
-        self.damage = damage
-
-
-def _scan(identity: int, data: bytes, start: int, buffer_limit: int | None, proven: int) -> Scan:
-    scan = Scan(end=start)
-    places, base, at, stop = scan.places, identity + start, 0, len(data) - _HEAD_AND_KEY.size
-    unpack_head, checksum_of = _HEAD_AND_KEY.unpack_from, xxhash.xxh3_64_intdigest
-    while at <= stop:
-        head, length, checksum, key = unpack_head(data, at)
-        end = at + FRAME_HEADER_BYTES + length
-        signed = data[at : at + _HEAD_BYTES] + data[at + FRAME_HEADER_BYTES : end]
-        if head not in _KNOWN_HEADS or checksum_of(signed, (base + at) & _MASK) != checksum:
-            break
-        if head == _MARK_HEAD:
-            pass
-        elif key != NO_EPISODE:
-            places[key].append(start + at)
-            if head in _LEASES:
-                scan.leased.append(key)
-        elif buffer_limit is not None and start + at >= buffer_limit:
-            scan.end = start + at
-            return scan
-        else:
-            scan.buffer.append((start + at, unpack(head >> 16 & 0xFFFF, head >> 32, signed[_HEAD_BYTES:])))
-        at = end
-    scan.end = start + at
-    scan.tear = _explain(identity, memoryview(data)[at:], start + at, proven)
-    return scan
-
-
-def _explain(identity: int, rest: memoryview, at: int, proven: int) -> Tear | None:
-    """Why no known entry begins here; None at the file's end.
-
-    Raises:
-        StorageError: an entry of a newer program does.
-        _DamagedError: one did that was acknowledged.
-    """
-    piece = next(read_frames(identity, rest, at, proven), None)
-    if isinstance(piece, Damage):
-        raise _DamagedError(piece)
-    if isinstance(piece, Frame):
-        unpack(piece.schema, piece.kind, piece.payload)
-        raise StorageError(f"a journal entry of kind {piece.kind} has no episode's key")
-    return piece
+            raise corruption_error(self.path, Corruption(0, max(self.size, proven), "the header cannot be read"))
+        return Scan(end=0, torn_tail=TornTail(0, "the file has no header"))
 
 
 def _unreadable(path: Path, error: OSError) -> StorageError:
     return StorageError(f"journal segment {path} cannot be read: {error}")
-
-
-_MARK_HEAD = MAGIC | MARK_KIND << 32
-_ENTRY_HEADS = frozenset(MAGIC | schema << 16 | kind << 32 for schema in range(SCHEMA + 1) for kind in KINDS)
-_KNOWN_HEADS = _ENTRY_HEADS | {_MARK_HEAD}
-_LEASES = frozenset(head for head in _ENTRY_HEADS if head >> 32 == NUMBERS[Leased])

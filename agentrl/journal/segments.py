@@ -17,7 +17,7 @@ from pathlib import Path
 import xxhash
 
 from agentrl.journal.disk import DISK, Disk, write_all
-from agentrl.journal.frames import Damage, Frame, Tear, find_identity, frame_bytes, mark_bytes, read_frames
+from agentrl.journal.frames import Corruption, Frame, TornTail, find_identity, frame_bytes, mark_bytes, read_frames
 from agentrl.types.errors import StorageError
 
 FORMAT = 1
@@ -78,7 +78,7 @@ class SegmentHeader:
 
 
 class SegmentFile:
-    """A segment under its writer's hands; its calls block, and come from one thread at a time."""
+    """A segment that is being written; its calls block, and come from one thread at a time."""
 
     def __init__(self, path: Path, header: SegmentHeader, descriptor: int, disk: Disk = DISK) -> None:
         self.path, self.header = path, header
@@ -141,10 +141,10 @@ class SegmentFile:
         self.size += len(data)
 
 
-def read_segment(path: Path, salvage: bool = False, disk: Disk = DISK) -> Iterator[Frame | Damage | Tear]:
-    """Frames of a segment in order, then a `Tear` if the file does not end with a whole frame.
+def read_segment(path: Path, salvage: bool = False, disk: Disk = DISK) -> Iterator[Frame | Corruption | TornTail]:
+    """Frames of a segment in order, then a `TornTail` if the file does not end with a whole frame.
 
-    What it yields is durable: see `Disk.read`. With `salvage`, a `Damage` stands in place of what was
+    What it yields is durable: see `Disk.read`. With `salvage`, a `Corruption` stands in place of what was
     acknowledged and cannot be read any more.
 
     Raises:
@@ -157,15 +157,15 @@ def read_segment(path: Path, salvage: bool = False, disk: Disk = DISK) -> Iterat
     except OSError as error:
         raise StorageError(f"journal segment {path} cannot be read: {error}") from error
     for piece in _pieces(path, data, following):
-        if isinstance(piece, Damage) and not salvage:
-            raise damage_error(path, piece)
+        if isinstance(piece, Corruption) and not salvage:
+            raise corruption_error(path, piece)
         yield piece
 
 
-def damage_error(path: Path, damage: Damage) -> StorageError:
+def corruption_error(path: Path, found: Corruption) -> StorageError:
     """What to say of a segment that lost acknowledged bytes."""
     return StorageError(
-        f"journal segment {path} is damaged at bytes {damage.start} to {damage.end} ({damage.reason}): what was "
+        f"journal segment {path} is damaged at bytes {found.start} to {found.end} ({found.reason}): what was "
         "acknowledged there is lost; restore the file from a copy, or go on without it: `agentrl resume RUN --salvage`"
     )
 
@@ -205,23 +205,23 @@ def read_durable(path: Path, disk: Disk = DISK) -> Durable:
     # Before it is read, since what another process appends meanwhile may not be.
     end = path.stat().st_size
     for piece in read_segment(path, salvage=True, disk=disk):
-        end = min(end, piece.at) if isinstance(piece, Tear) else end
+        end = min(end, piece.at) if isinstance(piece, TornTail) else end
     with path.open("rb") as file:
         header = SegmentHeader.of(file.read(HEADER_BYTES), path)
     return NOTHING if header is None else Durable(header.identity, end)
 
 
-def _pieces(path: Path, data: bytes, following: bytes) -> Iterator[Frame | Damage | Tear]:
+def _pieces(path: Path, data: bytes, following: bytes) -> Iterator[Frame | Corruption | TornTail]:
     header = SegmentHeader.of(data, path)
     body = memoryview(data)[HEADER_BYTES:]
     identity = find_identity(body, HEADER_BYTES) if header is None else header.identity
     proven = _durable_end(path, identity, following)
     # The header is synced before anything is written behind it, so a part of it alone is a torn tail.
     if header is None and not body and not proven:
-        yield Tear(0, "the file has no header")
+        yield TornTail(0, "the file has no header")
         return
     if header is None:
-        yield Damage(0, max(len(data), proven) if identity is None else HEADER_BYTES, "the header cannot be read")
+        yield Corruption(0, max(len(data), proven) if identity is None else HEADER_BYTES, "the header cannot be read")
     if identity is not None:
         yield from read_frames(identity, body, HEADER_BYTES, proven)
 

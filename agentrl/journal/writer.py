@@ -8,24 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.journal.appender import (
-    SEGMENT_BYTES,
-    AppenderElsewhere,
-    AppenderThread,
-    Entries,
-    SegmentAppender,
-)
-from agentrl.journal.claim import Claim
+from agentrl.journal.appender import SEGMENT_BYTES, Entries, SegmentAppender
 from agentrl.journal.disk import DISK, Disk
+from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.journal.frames import MAX_PAYLOAD_BYTES
-from agentrl.journal.reach import SegmentEnd
-from agentrl.journal.remote_appender import AppenderProcess
 from agentrl.journal.segments import REMEDY
-from agentrl.process.threads import settle
+from agentrl.process.threads import OwnThread, settle
 from agentrl.types.errors import StorageError
 
 WRITE_S = 120.0
-GATHER_S = 0.02
 GATHER_ENTRIES = 48
 NOTE_S = 0.03
 
@@ -53,7 +44,7 @@ class JournalWriter:
     """Appends entries and acknowledges each once it is synced.
 
     One sync serves all entries that came while the one before it ran, so its cost is shared by whoever waits. Where
-    they come thinly, one follows another after `GATHER_S` at the earliest, or once `GATHER_ENTRIES` are pending: what
+    they come thinly, one follows another after `gather_s` at the earliest, or once `GATHER_ENTRIES` are pending: what
     a sync takes of the processors hardly depends on what it serves, and engines and trainers want them too. Entries
     that nobody waits for go with the next that somebody does, and have a sync of their own after `NOTE_S`.
     A failed write or sync is final: every later `append` raises, since what the disk holds is unknown. So is one that
@@ -62,9 +53,20 @@ class JournalWriter:
     Example: ``await writer.append(schema=1, kind=3, payload=encode(turn))``.
     """
 
-    def __init__(self, folder: Path, appender: AppenderElsewhere, write_s: float = WRITE_S) -> None:
-        """`folder` is named in errors; see `thread_writer` and `process_writer`."""
-        self._folder, self._appender, self._write_s = folder, appender, write_s
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        segment_bytes: int = SEGMENT_BYTES,
+        check_right: Callable[[], None] = lambda: None,
+        disk: Disk = DISK,
+        write_s: float = WRITE_S,
+        gather_s: float = 0.0,
+    ) -> None:
+        """`check_right` is asked before every write and raises if another process has taken over."""
+        self._folder, self._write_s, self._gather_s = folder, write_s, gather_s
+        self._appender = SegmentAppender(folder, name, segment_bytes, check_right, disk)
+        self._thread = OwnThread(f"journal-{name}")
         self._batch: _Batch | None = None
         self._writing: _Batch | None = None
         self._error: StorageError | None = None
@@ -119,7 +121,9 @@ class JournalWriter:
             self._schedule()
             with suppress(StorageError):
                 await waiter
-        await self._appender.close(self._is_stuck)
+        self._thread.end()
+        if not self._is_stuck:  # else the thread still has the segment, and cannot be stopped
+            self._appender.close()
 
     def _add(self, schema: int, kind: int, payload: bytes) -> _Batch:
         if self._error is not None:
@@ -157,8 +161,10 @@ class JournalWriter:
         self._batch = None
         deadline = asyncio.get_running_loop().call_later(self._write_s, self._give_up, batch)
         try:
-            self._appender.post(batch.entries, lambda end, error: self._end(end, error, deadline))
-        except (RuntimeError, StorageError) as error:
+            self._thread.post(
+                lambda: self._appender.append(batch.entries), lambda end, error: self._end(end, error, deadline)
+            )
+        except RuntimeError as error:  # the process has no thread to give
             deadline.cancel()
             self._fail(error)
 
@@ -177,7 +183,7 @@ class JournalWriter:
         # Those that waited append what comes next first, so that the next sync serves them too.
         loop = asyncio.get_running_loop()
         is_full = self._batch is not None and len(self._batch.entries) >= GATHER_ENTRIES
-        self._rests_until = loop.time() + (0.0 if is_full else GATHER_S)
+        self._rests_until = loop.time() + (0.0 if is_full else self._gather_s)
         loop.call_soon(self._schedule)
 
     def _give_up(self, batch: _Batch) -> None:
@@ -202,24 +208,3 @@ class JournalWriter:
             if waiting is not None:
                 waiting.end(self._error)  # of an entry that nobody waits for, the next call hears
         self._writing = self._batch = None
-
-
-def thread_writer(
-    folder: Path,
-    name: str,
-    segment_bytes: int = SEGMENT_BYTES,
-    check_right: Callable[[], None] = lambda: None,
-    disk: Disk = DISK,
-    write_s: float = WRITE_S,
-) -> JournalWriter:
-    """A writer whose disk is waited for in a thread.
-
-    `check_right` is asked before every write and raises if another process has taken over.
-    """
-    appender = SegmentAppender(folder, name, segment_bytes, check_right, disk)
-    return JournalWriter(folder, AppenderThread(name, appender), write_s)
-
-
-def process_writer(claim: Claim, name: str) -> JournalWriter:
-    """A writer whose disk is waited for in another process, for a journal with many entries a second."""
-    return JournalWriter(claim.folder, AppenderProcess(claim, name))

@@ -10,13 +10,13 @@ from agentrl.buffer.journal import BufferJournal, NoStepJournal, StepJournal
 from agentrl.buffer.recovery import Recovered, recover
 from agentrl.journal.archiver import ArchiverProcess
 from agentrl.journal.claim import Claim
+from agentrl.journal.durable_offsets import SegmentEnd, verify_offsets
 from agentrl.journal.entries import Stepped
-from agentrl.journal.life import EpisodeLife
-from agentrl.journal.opening import open_journal
-from agentrl.journal.reach import SegmentEnd, check_reach
+from agentrl.journal.history import EpisodeHistory
+from agentrl.journal.index import open_journal
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.rewriting import give_up, rewrite
-from agentrl.journal.writer import JournalWriter, process_writer, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.run_directory import Progress, RunDirectory
 from agentrl.rollouts.durable import WorkerJournal
@@ -65,7 +65,7 @@ class RunJournal:
         folder = claim.folder
         state = _salvaged(folder, first.frontier) if is_salvaged else open_journal(folder)
         if not is_salvaged:
-            check_reach(folder, first.journal, state.tears)
+            verify_offsets(folder, first.journal, state.torn_tails)
         recovered = recover(
             state,
             first.version.step,
@@ -74,8 +74,8 @@ class RunJournal:
             in_ledger=in_ledger,
             is_salvaged=is_salvaged,
         )
-        worker = WorkerJournal(process_writer(claim, _WORKER), claim.token, _playing(recovered, state.lives))
-        buffer = BufferJournal(thread_writer(folder, _BUFFER, check_right=claim.check))
+        worker = WorkerJournal(_writer(claim, _WORKER, config), claim.token, _playing(recovered, state.lives))
+        buffer = BufferJournal(_writer(claim, _BUFFER, config))
         if is_salvaged:
             kept = [life for name, life in state.lives.items() if name not in in_ledger]
             taken = [entry for entry in state.taken if entry.step in {step.step for step in recovered.redo}]
@@ -99,7 +99,7 @@ class RunJournal:
 
     @property
     def is_durable(self) -> bool:
-        """Whether episodes that are parked can be gone on with."""
+        """Whether episodes that are parked can be resumed."""
         return self._worker is not None
 
     def check(self) -> None:
@@ -117,7 +117,7 @@ class RunJournal:
         return True
 
     def end(self) -> None:
-        """The run is over: what is cut off now is not gone on with."""
+        """The run is over: what is cut off now is not resumed."""
         if self._worker is not None:
             self._worker.is_over = True
 
@@ -127,7 +127,7 @@ class RunJournal:
         return tuple({end.writer: end for end in (*self._ends, *newest)}.values())
 
     def hand_over(self) -> tuple[Ticket, ...]:
-        """Tickets of the episodes in flight; what was recovered is in other hands by now and is let go."""
+        """Return the tickets of the episodes in flight and release the recovered state."""
         running, self.recovered = self.recovered.running, Recovered()
         return running
 
@@ -159,8 +159,12 @@ class RunJournal:
             await self._archiver.close()
 
 
+def _writer(claim: Claim, name: str, config: RunConfig) -> JournalWriter:
+    return JournalWriter(claim.folder, name, check_right=claim.check, gather_s=config.journal.gather_s)
+
+
 def _salvaged(folder: Path, frontier: FrontierState) -> JournalState:
-    """What is left of the journal and not final: that the checkpoint knows, whatever journal and ledger have lost."""
+    """What is left of the journal, without the groups that the checkpoint knows to be done."""
     state = read_journal(folder, salvage=True)
     for name, life in list(state.lives.items()):
         if life.ticket.group < frontier.low or life.ticket.group in frontier.done:
@@ -171,7 +175,7 @@ def _salvaged(folder: Path, frontier: FrontierState) -> JournalState:
     return state
 
 
-def _playing(recovered: Recovered, lives: dict[str, EpisodeLife]) -> dict[str, EpisodeLife]:
+def _playing(recovered: Recovered, lives: dict[str, EpisodeHistory]) -> dict[str, EpisodeHistory]:
     return {ticket.episode_id: lives[ticket.episode_id] for ticket in recovered.running}
 
 

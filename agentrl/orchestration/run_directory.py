@@ -18,7 +18,7 @@ from agentrl import codec
 from agentrl.buffer.frontier import FrontierState
 from agentrl.config.base import parse_config
 from agentrl.journal.disk import DISK, sync_path
-from agentrl.journal.reach import SegmentEnd
+from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.orchestration.config import RunConfig
 from agentrl.telemetry.sinks import read_json_lines
 from agentrl.types.episode import Episode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.buffer.group import Group
 from agentrl.buffer.recovery import TakenStep, failure_reason, lives_by_group, taken_step
-from agentrl.journal.consumed_steps import archived_steps, read_step
+from agentrl.journal.archive_file import archived_steps, read_step
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.types.episode import Episode

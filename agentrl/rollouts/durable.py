@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from agentrl.journal.entries import Delivered, Ended, Entry, Intended, Leased, Opened, Resulted, Turned, pack
-from agentrl.journal.life import EpisodeLife
+from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.writer import JournalWriter
 from agentrl.process.crash_points import crash_point
 from agentrl.rollouts.journal import EpisodeParked
@@ -29,7 +29,7 @@ class WorkerJournal:
     `lives` are the episodes that earlier workers began: each is handed to the log that goes on with it.
     """
 
-    def __init__(self, writer: JournalWriter, token: int, lives: Mapping[str, EpisodeLife] | None = None) -> None:
+    def __init__(self, writer: JournalWriter, token: int, lives: Mapping[str, EpisodeHistory] | None = None) -> None:
         self.writer, self.token = writer, token
         self._lives = dict(lives or {})
         self.is_parking = False
@@ -56,7 +56,7 @@ class WorkerLog:
     of each kind as `life` holds are not written a second time.
     """
 
-    def __init__(self, journal: WorkerJournal, episode_id: str, life: EpisodeLife | None) -> None:
+    def __init__(self, journal: WorkerJournal, episode_id: str, life: EpisodeHistory | None) -> None:
         self._journal, self._episode_id = journal, episode_id
         self.life, self.token = life, journal.token
         self._parts = 0

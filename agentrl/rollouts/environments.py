@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 
 from agentrl.journal.entries import Resulted
-from agentrl.journal.life import EpisodeLife
+from agentrl.journal.history import EpisodeHistory
 from agentrl.protocols import DurableEnvironment, EnvironmentHost
 from agentrl.rollouts.journal import EpisodeLog
 from agentrl.rollouts.replay import nondeterministic
@@ -65,7 +65,7 @@ async def leave_alive(environment: DurableEnvironment, call_s: float) -> None:
 class ResumedEnvironment:
     """Gives recorded answers while the scaffold is run again, and real ones from then on."""
 
-    def __init__(self, instance: DurableEnvironment, life: EpisodeLife, recovery: Recovery, way: Way) -> None:
+    def __init__(self, instance: DurableEnvironment, life: EpisodeHistory, recovery: Recovery, way: Way) -> None:
         self._instance, self._life, self._recovery = instance, life, recovery
         self._results = list(life.results)
         self._pending = life.pending
@@ -133,7 +133,7 @@ class ResumedEnvironment:
 
 
 async def _resume(
-    host: EnvironmentHost, task: Task, life: EpisodeLife, token: int, stack: AsyncExitStack
+    host: EnvironmentHost, task: Task, life: EpisodeHistory, token: int, stack: AsyncExitStack
 ) -> ResumedEnvironment:
     """The environment by the first way that finds its state still there. Raises EpisodeError if none does."""
     ways = _ways(life, host.recovery, token)
@@ -157,7 +157,7 @@ async def _resume(
     )
 
 
-def _ways(life: EpisodeLife, recovery: Recovery, token: int) -> list[tuple[Origin | None, Way]]:
+def _ways(life: EpisodeHistory, recovery: Recovery, token: int) -> list[tuple[Origin | None, Way]]:
     """What is declared and on record, in the order of trying."""
     ways: list[tuple[Origin | None, Way]] = []
     opened, last = life.opened, life.results[-1] if life.results else None
@@ -177,7 +177,7 @@ def _is_lost(error: EpisodeError) -> bool:
     return (error.failure.boundary, error.failure.kind) == (Boundary.ENVIRONMENT, "lost")
 
 
-def _check_external(life: EpisodeLife, recovery: Recovery, way: Way) -> None:
+def _check_external(life: EpisodeHistory, recovery: Recovery, way: Way) -> None:
     """Refuse what would need an external call to be repeated, or taken apart from others of its step."""
     if way is Way.REATTACHED:
         return

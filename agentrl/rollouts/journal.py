@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from agentrl.journal.life import EpisodeLife
+from agentrl.journal.history import EpisodeHistory
 from agentrl.types.environment import Opening, StepResult
 from agentrl.types.episode import Agent, Effect, Episode, Node, Ticket, Turn
 from agentrl.types.generation import FinishReason, Generation
@@ -24,7 +24,7 @@ class EpisodeLog(Protocol):
     What `life` already holds is heard again while a scaffold is run again, and not recorded twice.
     """
 
-    life: EpisodeLife | None
+    life: EpisodeHistory | None
     token: int
     """The fencing token under which the worker holds the episode."""
 
@@ -66,7 +66,7 @@ class EpisodeJournal(Protocol):
 class NoLog:
     """Records nothing: such an episode is simply played again."""
 
-    life: EpisodeLife | None = None
+    life: EpisodeHistory | None = None
     token = 0
     is_resumable = False
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from agentrl.journal.entries import Turned
-from agentrl.journal.life import EpisodeLife
+from agentrl.journal.history import EpisodeHistory
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 
@@ -47,7 +47,7 @@ class ReplayingEngine:
     part as if it had just been aborted, and its continuation goes to the engine.
     """
 
-    def __init__(self, life: EpisodeLife, engine: Generating) -> None:
+    def __init__(self, life: EpisodeHistory, engine: Generating) -> None:
         self._turns, self._parts = list(life.turns), list(life.parts)
         self._engine = engine
         self._num_replayed = 0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from agentrl.journal.life import EpisodeLife
+from agentrl.journal.history import EpisodeHistory
 from agentrl.protocols import DurableEnvironment, EnvironmentHost, Scaffold, Scorer
 from agentrl.rollouts.context import Context, EpisodeOver
 from agentrl.rollouts.environments import leave_alive, open_environment
@@ -134,6 +134,6 @@ class _End:
         return self._episode
 
 
-def _seconds_played(life: EpisodeLife) -> float:
+def _seconds_played(life: EpisodeHistory) -> float:
     """What an episode has used of its time before it was resumed."""
     return sum(turned.turn.generation_s for turned in life.turns) + sum(result.seconds for result in life.results)

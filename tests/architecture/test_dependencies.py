@@ -31,7 +31,7 @@ HOMES = {
     "tokenizers": ("agentrl.tokens",),
     "matplotlib": ("agentrl.telemetry",),
     "tensorboardX": ("agentrl.telemetry",),
-    "pyarrow": ("agentrl.journal.columns", "agentrl.journal.consumed_steps"),
+    "pyarrow": ("agentrl.journal.archive_file",),
     "typer": ("agentrl.cli",),
     "rich": ("agentrl.cli",),
     "ray": (),

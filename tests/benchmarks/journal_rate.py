@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 from agentrl.journal.claim import Claim
+from agentrl.journal.config import JournalConfig
 from agentrl.journal.entries import pack
-from agentrl.journal.writer import JournalWriter, process_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.process.loop import run_async
 from tests.benchmarks.journal_load import turned
 from tests.benchmarks.journal_overhead import RECIPE, ROUNDS, STEPS, Workload, measure_overhead
@@ -47,7 +48,8 @@ async def commit_together(writer: JournalWriter, count: int) -> list[float]:
 
 
 async def measure(folder: Path) -> dict[str, float]:
-    writer = process_writer(Claim.take(folder / "journal"), "worker")
+    claim = Claim.take(folder / "journal")
+    writer = JournalWriter(claim.folder, "worker", check_right=claim.check, gather_s=JournalConfig().gather_s)
     await commit_together(writer, WARM_UP_TURNS)
     syncs, started = writer.syncs, time.perf_counter()
     seconds = await commit_together(writer, TURNS_EACH)

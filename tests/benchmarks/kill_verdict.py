@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.journal.entries import Delivered, Ended, Intended, Leased, Turned
-from agentrl.journal.life import EpisodeLife
+from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.reading import read_journal
 
 EXTERNAL = "schema"
@@ -81,7 +81,7 @@ class KillVerdict:
         return len(self._leased)
 
     def _read(
-        self, name: str, life: EpisodeLife, open_parts: dict[tuple[str, int], bytes], is_final: bool
+        self, name: str, life: EpisodeHistory, open_parts: dict[tuple[str, int], bytes], is_final: bool
     ) -> dict[tuple[str, int], bytes]:
         """Tokens of the episode's replies; those of a reply that is not whole yet go to `open_parts`."""
         turns: dict[tuple[str, int], bytes] = {}

@@ -1,8 +1,9 @@
 """How fast TRL and agentrl learn the same: one warm-started model, tasks, optimizer and group size, on this machine.
 
-The learning rate of both is constant. TRL's GRPOTrainer plays with `environment_factory` and transformers' generation, in an environment of its own
-(``make bench BENCH=learning_vs_trl`` makes it). agentrl runs its demo's recipe. Both keep the weights of every step;
-afterwards one engine plays the same held-out tasks with each, so that evaluation costs neither of them anything.
+TRL's GRPOTrainer plays with `environment_factory` and transformers' generation, in an environment of its own
+(``make bench BENCH=learning_vs_trl`` makes it). agentrl runs its demo's recipe; the learning rate of both is constant.
+Both keep the weights of every step; afterwards one engine plays the same held-out tasks with each, so that evaluation
+costs neither of them anything.
 
 Figures, medians over the seeds of agentrl's over TRL's: `episodes_ratio`, trained episodes until 0.9 of the held-out
 tasks succeed (interpolated between steps); `seconds_ratio`, seconds from the start of the process until then;

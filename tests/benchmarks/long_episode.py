@@ -21,7 +21,7 @@ import numpy as np
 
 from agentrl.envs.inline import InlineHost
 from agentrl.journal.reading import read_journal
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
@@ -67,7 +67,7 @@ def play(folder: Path, chat: ChatFormat, num_tokens: int) -> Episode:
     """The episode, with every turn on record."""
 
     async def run() -> Episode:
-        writer = thread_writer(folder, "worker-0")
+        writer = JournalWriter(folder, "worker-0")
         limits = Limits(100_000, 10**9, 10**6, 60.0, 3600.0)
         player: Any = Player("main", WordyEngine(chat, num_tokens), chat, Sampling())  # type: ignore[arg-type]
         host = InlineHost(faulty, FaultyOptions(), 60.0)

@@ -1,9 +1,9 @@
 """Whether memory grows with what a run has consumed: 100,000 small episodes go through the whole journal.
 
-They are written and acknowledged, trained, covered by a checkpoint for every 5,000, indexed, archived and pruned.
+They are written and acknowledged, trained, covered by a checkpoint for every 5,000, archived and pruned.
 Figures: `growth_mb`, by how much resident memory after a checkpoint grew from the second quarter to the last (medians,
 since allocators keep what threads have freed); `peak_mb`; and what is left on the disk, `journal_mb` of the journal and
-its index and `archive_mb` of the archive, whose oldest files go beyond 1 MB (the episodes are alike and pack well).
+`archive_mb` of the archive, whose oldest files go beyond 1 MB (the episodes are alike and pack well).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 
 from agentrl.journal.archive import Archived, archive
 from agentrl.journal.entries import Checkpointed, pack
-from agentrl.journal.opening import open_journal
-from agentrl.journal.pruning import Pruned, prune
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.index import open_journal
+from agentrl.journal.pruning import prune
+from agentrl.journal.writer import JournalWriter
 from tests.benchmarks.journal_load import EpisodeLoad, step_entries
 from tests.benchmarks.report import report
 
@@ -45,9 +45,9 @@ async def play(writer: JournalWriter, load: EpisodeLoad, numbers: Sequence[int])
         await writer.append(*pack(None, entry))
 
 
-async def consume(folder: Path, target: Path) -> tuple[list[Archived], list[Pruned], list[float]]:
+async def consume(folder: Path, target: Path) -> tuple[list[Archived], list[int], list[float]]:
     """All episodes; what was archived and pruned, and resident memory after each checkpoint in MB."""
-    writer, load = thread_writer(folder, "run", SEGMENT_BYTES), EpisodeLoad(turns=2, sampled_tokens=20)
+    writer, load = JournalWriter(folder, "run", SEGMENT_BYTES), EpisodeLoad(turns=2, sampled_tokens=20)
     archived, pruned, resident = [], [], []
     for first in range(0, EPISODES, AT_ONCE):
         await play(writer, load, range(first, first + AT_ONCE))
@@ -71,7 +71,7 @@ def measure(folder: Path) -> None:
         peak_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         episodes=sum(done.episodes for done in archived),
         checkpoints=len(archived),
-        segments_deleted=sum(done.segments for done in pruned),
+        segments_deleted=sum(pruned),
         files_deleted=sum(done.deleted_files for done in archived),
         unfinished=len(open_journal(journal).lives),
         journal_mb=round(_megabytes(journal), 1),

@@ -19,10 +19,10 @@ import numpy as np
 from agentrl.journal import entries as e
 from agentrl.journal.claim import Claim
 from agentrl.journal.frames import Frame
-from agentrl.journal.life import EpisodeLife
+from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.segments import read_segment, segment_paths
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.power_loss import Call, Content, DiskImage, RecordingDisk, write_content
 from agentrl.types.environment import Opening, StepResult
@@ -123,7 +123,7 @@ class Start:
 
     def _writer(self, name: str, claim: Claim) -> JournalWriter:
         self._story.by_writer[name] = []
-        return thread_writer(self._folder, name, self._plan.segment_bytes, claim.check, self._disk)
+        return JournalWriter(self._folder, name, self._plan.segment_bytes, claim.check, self._disk)
 
     def _go_on_from(self, state: JournalState) -> None:
         """What was read is what this start builds on, so it must stay."""
@@ -135,7 +135,7 @@ class Start:
         for step in range(3):
             await self._append(name, writer, TRAINER, e.Stepped({"main": V}, {"main": f"{self._name}-{step}"}))
 
-    async def _play(self, name: str, writer: JournalWriter, episode: str, life: EpisodeLife | None) -> None:
+    async def _play(self, name: str, writer: JournalWriter, episode: str, life: EpisodeHistory | None) -> None:
         """Play what is left of an episode."""
         token, ticket = self._token, build_ticket(episode)
         taken_over = len(life.entries) if life else 0

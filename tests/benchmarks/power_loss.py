@@ -56,7 +56,7 @@ async def measure_without(protection: str, folder: Path, plan: OutagePlan = SMAL
 
 def _last_frame(identity: int, view: memoryview, first: int, start: int) -> int:
     places = range(len(view) - 1, first, -1)
-    return next((at for at in places if frames._fault(identity, view, at, start) is None), first)
+    return next((at for at in places if isinstance(frames._parse(identity, view, at, start), frames.Frame)), first)
 
 
 async def run(folder: Path, seed: int) -> None:

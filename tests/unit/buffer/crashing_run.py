@@ -13,7 +13,7 @@ from agentrl.buffer.journal import BufferJournal
 from agentrl.buffer.ledger import LedgerLine
 from agentrl.buffer.recovery import Recovered, recover
 from agentrl.journal.entries import NO_EPISODE, Checkpointed, Dropped, Stepped, Taken, key_of, unpack
-from agentrl.journal.life import EpisodeLife, build_life
+from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import JournalState
 from agentrl.rollouts.durable import WorkerJournal, WorkerLog
 from agentrl.testing.builders import build_episode
@@ -74,7 +74,7 @@ def read_records(records: list[Record]) -> JournalState:
             kept.append(entry)
         if isinstance(entry, Checkpointed):
             state.checkpointed = entry.step
-    lives = [life for life in map(build_life, by_key.values()) if life is not None]
+    lives = [life for life in map(build_history, by_key.values()) if life is not None]
     state.lives = {life.ticket.episode_id: life for life in lives}
     return state
 
@@ -123,7 +123,7 @@ class CrashingRun:
     starts: int = 0
     playing: dict[str, Playing] = field(default_factory=dict)
 
-    def start(self) -> tuple[Recovered, dict[str, EpisodeLife]]:
+    def start(self) -> tuple[Recovered, dict[str, EpisodeHistory]]:
         """Begin, or begin again; steps on record are still to be redone, and episodes to be opened."""
         self.starts += 1
         self.playing = {}
@@ -147,7 +147,7 @@ class CrashingRun:
         self.worker = WorkerJournal(self.worker_disk, self.starts, lives)
         return recovered, lives
 
-    async def open(self, ticket: Ticket, life: EpisodeLife | None = None) -> None:
+    async def open(self, ticket: Ticket, life: EpisodeHistory | None = None) -> None:
         """Lease an episode; one that was played before goes on behind its last reply on record."""
         log = await self.worker.open(ticket, (Agent("agent", "main"),))
         turns = life.turns if life else []

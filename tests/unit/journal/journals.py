@@ -85,5 +85,5 @@ def told(state: JournalState) -> dict[str, object]:
         "lives": [(name, codec.encode(life)) for name, life in state.lives.items()],
         "buffer": codec.encode((state.taken, state.stepped, state.dropped)),
         "checkpointed": state.checkpointed,
-        "tears": state.tears,
+        "torn_tails": state.torn_tails,
     }

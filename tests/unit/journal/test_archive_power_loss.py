@@ -15,10 +15,9 @@ from agentrl import codec
 from agentrl.journal import archive as archiving
 from agentrl.journal import disk, pruning
 from agentrl.journal import entries as e
-from agentrl.journal.archive import archive, archive_files
-from agentrl.journal.columns import read_archived
-from agentrl.journal.index import INDEX_NAME
-from agentrl.journal.opening import open_journal
+from agentrl.journal.archive import archive
+from agentrl.journal.archive_file import archive_files, read_archived
+from agentrl.journal.index import open_journal
 from agentrl.journal.pruning import prune
 from agentrl.testing.power_loss import Call, Content, DiskImage, Operation, write_content
 from tests.unit.journal.journals import Journal, dropped, name_of, taken, whole_life
@@ -30,15 +29,11 @@ PROTECTIONS = ("draft", "archive's names", "archive's folder")
 
 @dataclass
 class Recorder:
-    """Notes what archive and pruning tell the disk, in order, but for what is in `without`.
-
-    `indexes` are those that may be on the disk by an operation: nothing says when one reaches it.
-    """
+    """Notes what archive and pruning tell the disk, in order, but for what is in `without`."""
 
     root: Path
     without: str = ""
     operations: list[Operation] = field(default_factory=list)
-    indexes: list[Content] = field(default_factory=list)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         make, rename, unlink = Path.mkdir, Path.rename, Path.unlink
@@ -82,15 +77,8 @@ class Recorder:
             self._note(Call.SYNC_FOLDER, folder)
 
     def _note(self, call: Call, path: Path, data: bytes = b"") -> None:
-        self.note_index()
-        if path.is_relative_to(self.root) and INDEX_NAME not in path.name:
+        if path.is_relative_to(self.root):
             self.operations.append(Operation(call, path.relative_to(self.root), data))
-
-    def note_index(self) -> None:
-        index = Path("journal", INDEX_NAME)
-        content = {index: (self.root / index).read_bytes()} if (self.root / index).exists() else {}
-        self.indexes += [self.indexes[-1] if self.indexes else {}] * (len(self.operations) - len(self.indexes))
-        self.indexes[len(self.operations) :] = [content]
 
 
 def make_journal(root: Path) -> Content:
@@ -112,7 +100,7 @@ def losses(before: Content, recorder: Recorder) -> Iterator[Content]:
     random, image = Random(0), DiskImage(before)
     for moment in range(len(recorder.operations) + 1):
         for _ in range(LOSSES_PER_MOMENT):
-            yield image.after_loss(random) | random.choice([{}, *recorder.indexes[: moment + 1]])
+            yield image.after_loss(random)
         if moment < len(recorder.operations):
             image.apply(recorder.operations[moment])
 
@@ -154,7 +142,6 @@ def faults(tmp_path: Path, patch: pytest.MonkeyPatch, without: str) -> tuple[lis
         recorder.install(patched)
         archive(root / "journal", root / "episodes")
         prune(root / "journal", root / "episodes")
-        recorder.note_index()
     files = archive_files(root / "episodes")
     expected = {name: codec.encode(read_archived(file, name)) for file in files for name in names_in(file)}
     assert sorted(expected) == sorted(map(name_of, range(NUM_FINAL)))

@@ -11,11 +11,9 @@ import pytest
 from agentrl import codec
 from agentrl.journal import archive as archive_module
 from agentrl.journal import entries as e
-from agentrl.journal.archive import Archived, archive, archive_files
-from agentrl.journal.columns import read_archived
-from agentrl.journal.consumed_steps import archived_steps, read_step
-from agentrl.journal.index import INDEX_NAME
-from agentrl.journal.life import build_life
+from agentrl.journal.archive import Archived, archive
+from agentrl.journal.archive_file import archive_files, archived_steps, read_archived, read_step
+from agentrl.journal.history import build_history
 from agentrl.types.episode import Node, StopReason
 from agentrl.types.errors import Boundary, Failure, StorageError
 from agentrl.types.generation import KeptTokens, RoutedExperts
@@ -47,7 +45,7 @@ def test_what_is_final_is_archived_in_the_order_in_which_it_was_consumed(journal
 
 def test_columns_say_what_the_episode_says(journal: Journal, tmp_path: Path) -> None:
     archive(journal.folder, tmp_path / "episodes")
-    row, episode = rows(tmp_path / "episodes")[0], build_life(whole_life(1)).episode()
+    row, episode = rows(tmp_path / "episodes")[0], build_history(whole_life(1)).episode()
     ticket = episode.ticket
     names = ("episode_id", "task_id", "group", "member", "attempt", "seed")
     assert [row[n] for n in names] == [ticket.episode_id, ticket.task.id, 0, 1, 0, ticket.seed]
@@ -86,7 +84,7 @@ def test_an_episode_comes_back_to_the_bit(tmp_path: Path) -> None:
     file = archive(journal.folder, tmp_path / "episodes").file
     assert file is not None
     for number, life in lives.items():
-        episode = build_life(life).episode()
+        episode = build_history(life).episode()
         assert codec.encode(read_archived(file, name_of(number))) == codec.encode(episode)
     assert rows(tmp_path / "episodes")[1]["failure"] == "timeout(environment.step): no result within 5.0 s"
     assert rows(tmp_path / "episodes")[2]["token_ids"] == []
@@ -97,15 +95,13 @@ def test_an_episode_comes_back_to_the_bit(tmp_path: Path) -> None:
 def test_what_a_step_trained_comes_back_in_the_order_of_its_batch(journal: Journal, tmp_path: Path) -> None:
     file = archive(journal.folder, tmp_path / "episodes").file
     assert archived_steps(tmp_path / "episodes") == {1: file}
-    expected = [build_life(whole_life(number)).episode() for number in (1, 0)]
+    expected = [build_history(whole_life(number)).episode() for number in (1, 0)]
     assert [codec.encode(episode) for episode in read_step(file, 1)] == [codec.encode(e) for e in expected]
 
 
 def test_nothing_is_archived_twice(journal: Journal, tmp_path: Path) -> None:
     target = tmp_path / "episodes"
     archive(journal.folder, target)
-    assert archive(journal.folder, target) == Archived()
-    (journal.folder / INDEX_NAME).unlink()
     assert archive(journal.folder, target) == Archived()
     journal.note(e.Checkpointed(2))
     done = archive(journal.folder, target)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.journal import entries as e
-from agentrl.journal.archive import archive, archive_files
-from agentrl.journal.index import INDEX_NAME
-from agentrl.journal.opening import open_journal
+from agentrl.journal.archive import archive
+from agentrl.journal.archive_file import archive_files
+from agentrl.journal.index import open_journal
 from agentrl.journal.pruning import prune
 from tests.unit.journal.journals import Journal, dropped, name_of, taken, whole_life
 
@@ -25,7 +25,6 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("rotate"), WRITERS),
     st.tuples(st.just("archive")),
     st.tuples(st.just("prune")),
-    st.tuples(st.just("lose")),
 )
 
 
@@ -66,8 +65,6 @@ class Run:
                 archive(self.journal.folder, self.target)
             case ("prune",):
                 prune(self.journal.folder, self.target)
-            case ("lose",):
-                (self.journal.folder / INDEX_NAME).unlink(missing_ok=True)
 
     def _consume(self, is_taken: bool, count: int) -> None:
         chosen, self.waiting = self.waiting[:count], self.waiting[count:]

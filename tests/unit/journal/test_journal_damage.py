@@ -9,10 +9,10 @@ from journal_parts import intent, lease, numbers_of, write_segment, xor
 from agentrl.journal import entries as e
 from agentrl.journal.claim import Claim
 from agentrl.journal.disk import Disk
-from agentrl.journal.frames import MARK_BYTES, Damage, Frame, Tear, frame_bytes, mark_bytes, read_frames
+from agentrl.journal.frames import MARK_BYTES, Corruption, Frame, TornTail, frame_bytes, mark_bytes, read_frames
 from agentrl.journal.reading import read_journal
 from agentrl.journal.segments import HEADER_BYTES, SegmentFile, read_segment, segment_path, segment_paths
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.testing.full_disk import FullDisk
 from agentrl.types.errors import StorageError
 
@@ -38,9 +38,9 @@ def _read(data: bytearray) -> list[bytes | tuple[int, int] | int]:
         match piece:
             case Frame():
                 pieces.append(piece.payload)
-            case Damage():
+            case Corruption():
                 pieces.append((piece.start, piece.end))
-            case Tear():
+            case TornTail():
                 pieces.append(piece.at)
     return pieces
 
@@ -116,7 +116,7 @@ def test_a_segment_is_missed_between_others_only(missing: int, tmp_path: Path) -
 
 async def test_a_segment_that_was_cut_short_is_missed_once_another_follows(tmp_path: Path) -> None:
     for number in range(2):
-        writer = thread_writer(tmp_path, "w")
+        writer = JournalWriter(tmp_path, "w")
         await writer.append(*e.pack("one", lease("one", number, number)))
         await writer.close()
     first, _ = segment_paths(tmp_path, "w")
@@ -157,7 +157,7 @@ async def _fill(writer: JournalWriter) -> tuple[int, StorageError | None]:
 @pytest.mark.parametrize("free_bytes", [0, 20, 48, 100, 260, 290])
 async def test_a_full_disk_loses_nothing_and_a_new_writer_goes_on(free_bytes: int, tmp_path: Path) -> None:
     disk = FullDisk(free_bytes)
-    writer = thread_writer(tmp_path, "w", disk=disk)
+    writer = JournalWriter(tmp_path, "w", disk=disk)
     acknowledged, error = await _fill(writer)
     assert re.search(r"w-00000001.journal cannot be (made|written): .*No space .*free space there", str(error))
     disk.free_bytes = 1 << 20
@@ -167,7 +167,7 @@ async def test_a_full_disk_loses_nothing_and_a_new_writer_goes_on(free_bytes: in
     life = read_journal(tmp_path).lives.get("one")
     found = len(life.entries) if life else 0
     assert found >= acknowledged
-    following = thread_writer(tmp_path, "w", disk=disk)
+    following = JournalWriter(tmp_path, "w", disk=disk)
     await following.append(*e.pack("one", lease("one", 2, found)))
     await following.close()
     assert len(read_journal(tmp_path).lives["one"].entries) == found + 1
@@ -175,7 +175,7 @@ async def test_a_full_disk_loses_nothing_and_a_new_writer_goes_on(free_bytes: in
 
 async def test_two_processes_never_write_one_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.journal.appender.segment_paths", lambda folder, name: [])
-    first, second = thread_writer(tmp_path, "w"), thread_writer(tmp_path, "w")
+    first, second = JournalWriter(tmp_path, "w"), JournalWriter(tmp_path, "w")
     await first.append(*e.pack("one", lease("one")))
     with pytest.raises(StorageError, match="another process has just made it; one run at a time"):
         await second.append(*e.pack("two", lease("two")))

@@ -13,7 +13,7 @@ import pytest
 from agentrl.journal.disk import Disk
 from agentrl.journal.frames import Frame
 from agentrl.journal.segments import read_segment, segment_paths
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.types.errors import StorageError
 
 LIMIT_S = 20.0
@@ -42,7 +42,7 @@ async def test_whatever_a_write_raises_reaches_all_that_wait(error: BaseExceptio
     def refuse() -> None:
         raise error
 
-    writer = thread_writer(tmp_path, "w", check_right=refuse)
+    writer = JournalWriter(tmp_path, "w", check_right=refuse)
     async with asyncio.timeout(LIMIT_S):
         results = await asyncio.gather(*(writer.append(1, 3, b"lost") for _ in range(3)), return_exceptions=True)
         assert all(isinstance(result, StorageError) and result.__cause__ is error for result in results)
@@ -53,7 +53,7 @@ async def test_whatever_a_write_raises_reaches_all_that_wait(error: BaseExceptio
 
 async def test_those_that_came_during_a_failing_write_hear_of_it_too(tmp_path: Path) -> None:
     disk = SlowDisk(is_gone=True)
-    writer = thread_writer(tmp_path, "w", disk=disk)
+    writer = JournalWriter(tmp_path, "w", disk=disk)
     first = asyncio.create_task(writer.append(1, 3, b"first"))
     await asyncio.to_thread(disk.has_begun.wait, LIMIT_S)
     second = asyncio.create_task(writer.append(1, 3, b"second"))
@@ -67,7 +67,7 @@ async def test_those_that_came_during_a_failing_write_hear_of_it_too(tmp_path: P
 
 async def test_an_entry_that_is_too_long_harms_its_caller_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.journal.writer.MAX_PAYLOAD_BYTES", 10)
-    writer = thread_writer(tmp_path, "w")
+    writer = JournalWriter(tmp_path, "w")
     good, bad = await asyncio.gather(
         writer.append(1, 3, b"good"), writer.append(1, 3, bytes(11)), return_exceptions=True
     )
@@ -79,7 +79,7 @@ async def test_an_entry_that_is_too_long_harms_its_caller_only(tmp_path: Path, m
 
 async def test_close_waits_for_what_is_being_written_and_for_what_came_meanwhile(tmp_path: Path) -> None:
     disk = SlowDisk()
-    writer = thread_writer(tmp_path, "w", disk=disk)
+    writer = JournalWriter(tmp_path, "w", disk=disk)
     writer.note(1, 3, b"first")
     await asyncio.to_thread(disk.has_begun.wait, LIMIT_S)
     closing = asyncio.create_task(writer.close())
@@ -94,7 +94,7 @@ async def test_close_waits_for_what_is_being_written_and_for_what_came_meanwhile
 
 async def test_a_close_that_is_cancelled_takes_no_acknowledgement_with_it(tmp_path: Path) -> None:
     disk = SlowDisk()
-    writer = thread_writer(tmp_path, "w", disk=disk)
+    writer = JournalWriter(tmp_path, "w", disk=disk)
     patient = asyncio.create_task(writer.append(1, 3, b"patient"))
     await asyncio.to_thread(disk.has_begun.wait, LIMIT_S)
     closing = asyncio.create_task(writer.close())
@@ -117,7 +117,7 @@ def test_tasks_that_a_loop_cancels_at_its_end_may_still_write(tmp_path: Path) ->
             await writer.close()
 
     async def run() -> None:
-        tasks.append(asyncio.create_task(play(thread_writer(tmp_path, "w"))))
+        tasks.append(asyncio.create_task(play(JournalWriter(tmp_path, "w"))))
         await asyncio.sleep(0)
 
     tasks: list[asyncio.Task[None]] = []
@@ -133,7 +133,7 @@ async def test_without_threads_left_a_write_fails_and_does_not_hang(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    writer = thread_writer(tmp_path, "w")
+    writer = JournalWriter(tmp_path, "w")
     with pytest.raises(StorageError, match="can't start new thread"):
         await asyncio.wait_for(writer.append(1, 3, b"late"), LIMIT_S)
     await asyncio.wait_for(writer.close(), LIMIT_S)
@@ -141,7 +141,7 @@ async def test_without_threads_left_a_write_fails_and_does_not_hang(
 
 async def test_a_disk_that_does_not_answer_is_given_up_by_name(tmp_path: Path) -> None:
     disk = SlowDisk()
-    writer = thread_writer(tmp_path, "w", disk=disk, write_s=0.05)
+    writer = JournalWriter(tmp_path, "w", disk=disk, write_s=0.05)
     waiting = [asyncio.create_task(writer.append(1, 3, b"first")) for _ in range(2)]
     async with asyncio.timeout(LIMIT_S):
         results = await asyncio.gather(*waiting, return_exceptions=True)
@@ -156,11 +156,11 @@ def test_a_disk_that_does_not_answer_keeps_no_process(tmp_path: Path) -> None:
     program = f"""
 import asyncio, pathlib, threading
 from agentrl.journal.disk import Disk
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 class Dead(Disk):
     def sync(self, descriptor): threading.Event().wait()
 async def main():
-    writer = thread_writer(pathlib.Path({str(tmp_path)!r}), "w", disk=Dead(), write_s=0.05)
+    writer = JournalWriter(pathlib.Path({str(tmp_path)!r}), "w", disk=Dead(), write_s=0.05)
     try:
         await writer.append(1, 3, b"turn")
     finally:

@@ -17,7 +17,7 @@ from agentrl.journal.claim import Claim
 from agentrl.journal.frames import frame_bytes
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.segments import FORMAT, SegmentHeader
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.testing.power_loss import RecordingDisk
 from agentrl.types.errors import StorageError
 
@@ -128,7 +128,7 @@ class JournalMachine(RuleBasedStateMachine):
         state = read_journal(self.folder, disk=self.disk)
         assert _numbers(state) == {n: [p.number for p in pieces] for n, pieces in self.model.episodes.items() if pieces}
         assert all(life.is_whole for life in state.lives.values())
-        assert {path.name for path in state.tears} >= {s.name for s in self.model.segments if s.is_torn}
+        assert {path.name for path in state.torn_tails} >= {s.name for s in self.model.segments if s.is_torn}
 
     def teardown(self):
         for writer in self.writers.values():
@@ -142,7 +142,7 @@ class JournalMachine(RuleBasedStateMachine):
         for writer in self.writers.values():
             self.loop.run_until_complete(writer.close())
         self.writers = {
-            name: thread_writer(self.folder, name, SEGMENT_BYTES, claim.check, self.disk) for name in WRITERS
+            name: JournalWriter(self.folder, name, SEGMENT_BYTES, claim.check, self.disk) for name in WRITERS
         }
         self.current = dict.fromkeys(WRITERS)
         self.holders = {}

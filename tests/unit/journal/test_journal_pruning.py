@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.journal import entries as e
-from agentrl.journal.archive import archive, archive_files
-from agentrl.journal.index import INDEX_NAME, JournalIndex
-from agentrl.journal.opening import open_journal
-from agentrl.journal.pruning import Pruned, prune
+from agentrl.journal.archive import archive
+from agentrl.journal.archive_file import archive_files
+from agentrl.journal.index import JournalIndex, open_journal
+from agentrl.journal.pruning import prune
 from agentrl.journal.reading import all_segments
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from tests.unit.journal.journals import Journal, dropped, name_of, taken, told, whole_life
 
 
@@ -36,15 +36,15 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def test_segments_whose_episodes_are_final_and_archived_are_deleted(journal: Journal, tmp_path: Path) -> None:
-    before, size = told(open_journal(journal.folder)), sum(p.stat().st_size for p in all_segments(journal.folder)[1:3])
+    before = told(open_journal(journal.folder))
     assert names(journal.folder) == ["buffer-1", "worker-1", "worker-2", "worker-3", "worker-4"]
-    assert prune(journal.folder, tmp_path / "episodes") == Pruned(2, size)
+    assert prune(journal.folder, tmp_path / "episodes") == 2
     assert names(journal.folder) == ["buffer-1", "worker-3", "worker-4"]
     assert told(open_journal(journal.folder)) == before
 
 
 def test_what_is_not_archived_stays(journal: Journal, tmp_path: Path) -> None:
-    assert prune(journal.folder, tmp_path / "none") == Pruned()
+    assert prune(journal.folder, tmp_path / "none") == 0
     journal.note(e.Checkpointed(2))
     prune(journal.folder, tmp_path / "episodes")
     assert names(journal.folder) == ["buffer-1", "worker-3", "worker-4"]
@@ -77,7 +77,6 @@ def test_what_makes_an_episode_final_outlives_the_rest_of_its_entries(journal: J
     archive(journal.folder, tmp_path / "episodes")
     prune(journal.folder, tmp_path / "episodes")
     assert names(journal.folder) == ["buffer-1", "buffer-2", "worker-6", "worker-7"]
-    (journal.folder / INDEX_NAME).unlink()
     assert list(open_journal(journal.folder).lives) == [name_of(6)]
     journal.note(taken(4, 6), e.Checkpointed(5))
     archive(journal.folder, tmp_path / "episodes")
@@ -94,8 +93,7 @@ def test_entries_of_the_buffer_go_in_the_order_of_the_journal(tmp_path: Path) ->
         journal.rotate("buffer")
         journal.note(entry)
         archive(journal.folder, target)
-    assert prune(journal.folder, target) == Pruned()
-    (journal.folder / INDEX_NAME).unlink()
+    assert prune(journal.folder, target) == 0
     assert archive(journal.folder, target).episodes == 0
 
 
@@ -143,13 +141,13 @@ def test_entries_of_a_lost_holder_whose_episode_is_gone_hold_no_segment(journal:
     journal.play(0, whole_life(0)[2:3], "other")
     journal.rotate("other")
     assert name_of(0) not in open_journal(journal.folder).lives
-    assert prune(journal.folder, tmp_path / "episodes").segments == 1
+    assert prune(journal.folder, tmp_path / "episodes") == 1
 
 
 def test_a_segment_that_was_not_read_to_its_end_stays(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The buffer writes on and rotates while the index is brought up to date."""
+    """The buffer writes on and rotates while it is read."""
     journal.rotate("buffer")
     journal.note(e.Checkpointed(1))
     archive(journal.folder, tmp_path / "episodes")
@@ -158,9 +156,8 @@ def test_a_segment_that_was_not_read_to_its_end_stays(
     def limited(index: JournalIndex, reader, _limit: int) -> None:
         add(index, reader, 0)
 
-    (journal.folder / INDEX_NAME).unlink()
     monkeypatch.setattr(JournalIndex, "_add", limited)
-    assert prune(journal.folder, tmp_path / "episodes") == Pruned()
+    assert prune(journal.folder, tmp_path / "episodes") == 0
 
 
 @pytest.mark.parametrize("survivors", range(4))
@@ -204,7 +201,7 @@ def test_a_process_that_dies_after_pruning_leaves_a_journal_that_opens(journal: 
 
 async def test_the_journal_may_be_written_while_it_is_archived_and_pruned(tmp_path: Path) -> None:
     folder, target, final = tmp_path / "journal", tmp_path / "episodes", 60
-    writer = thread_writer(folder, "run", segment_bytes=2000)
+    writer = JournalWriter(folder, "run", segment_bytes=2000)
 
     async def write() -> None:
         for number in range(final + 3):
@@ -218,7 +215,7 @@ async def test_the_journal_may_be_written_while_it_is_archived_and_pruned(tmp_pa
     archived = deleted = 0
     while not writing.done():
         archived += (await asyncio.to_thread(archive, folder, target)).episodes
-        deleted += (await asyncio.to_thread(prune, folder, target)).segments
+        deleted += await asyncio.to_thread(prune, folder, target)
     await writing
     await writer.close()
     assert archived + archive(folder, target).episodes == final

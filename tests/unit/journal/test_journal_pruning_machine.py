@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agentrl.journal import entries as e
 from agentrl.journal import pruning
-from agentrl.journal.archive import archive, archive_files
-from agentrl.journal.index import INDEX_NAME
-from agentrl.journal.opening import open_journal
+from agentrl.journal.archive import archive
+from agentrl.journal.archive_file import archive_files
+from agentrl.journal.index import open_journal
 from agentrl.journal.reading import read_journal
 from tests.unit.journal.journals import Journal, dropped, name_of, taken, told, whole_life
 
@@ -88,10 +88,10 @@ class PruningMachine(RuleBasedStateMachine):
         archive(self.journal.folder, self.target)
         delete, left = pruning._delete, iter(range(deletions))
 
-        def delete_or_die(folder, segment):
+        def delete_or_die(path):
             if next(left, None) is None:
                 raise _KilledError
-            return delete(folder, segment)
+            delete(path)
 
         pruning._delete = delete_or_die
         try:
@@ -101,10 +101,6 @@ class PruningMachine(RuleBasedStateMachine):
         finally:
             pruning._delete = delete
         assert told(open_journal(self.journal.folder)) == before
-
-    @rule()
-    def lose_the_index(self):
-        (self.journal.folder / INDEX_NAME).unlink(missing_ok=True)
 
     @invariant()
     def everything_is_in_the_journal_or_archived_once(self):

@@ -7,17 +7,15 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import codec
 from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
-from agentrl.journal.columns import read_archived
+from agentrl.journal.archive_file import episode_of, read_archived, record_of
 from agentrl.journal.frames import Frame
-from agentrl.journal.life import build_life
-from agentrl.journal.outline import outline_entry, outline_of
-from agentrl.journal.record import episode_of, record_of
+from agentrl.journal.history import build_history
 from agentrl.types.environment import StepResult
 from agentrl.types.episode import Effect, Episode
 from agentrl.types.errors import StorageError
@@ -55,10 +53,11 @@ def _archived(entries: list[e.EpisodeEntry]) -> tuple[dict, Episode]:
         return pq.read_table(file).to_pylist()[0], read_archived(file, name_of(0))
 
 
+@settings(deadline=None)  # each example writes files
 @given(lives())
 def test_what_counts_of_an_episode_is_archived_to_the_bit_and_nothing_else(entries: list[e.EpisodeEntry]) -> None:
     row, archived = _archived(entries)
-    life = build_life(entries)
+    life = build_history(entries)
     assert life is not None
     episode = life.episode()
     assert codec.encode(archived) == codec.encode(episode)
@@ -82,8 +81,6 @@ def test_entries_of_an_older_schema_are_migrated_where_they_are_archived(monkeyp
     monkeypatch.setitem(e.MIGRATIONS, (e.SCHEMA - 1, e.NUMBERS[e.Ended]), migration)
     frames = [*map(_frame, begin), older]
     assert episode_of(record_of(frames)).reward == end.reward
-    outlines = [outline_entry(f.kind, e.body_of(f.schema, f.kind, f.payload)) for f in frames]
-    assert outline_of(outlines).ended.reward == end.reward
 
 
 def test_a_record_of_a_newer_program_or_of_none_is_named() -> None:
@@ -94,8 +91,6 @@ def test_a_record_of_a_newer_program_or_of_none_is_named() -> None:
         episode_of(record_of([_frame(lease)]) + b"more")
     with pytest.raises(StorageError, match="has no lease"):
         episode_of(record_of([_frame(turned(0, [7]))]))
-    with pytest.raises(StorageError, match="kind 4 cannot be read"):
-        outline_entry(e.NUMBERS[e.Turned], b"scribble")
 
 
 def test_arrays_of_another_type_are_what_they_say(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.group import Group
 from agentrl.journal import entries as e
-from agentrl.journal.index import with_index
+from agentrl.journal.index import JournalIndex
 from agentrl.journal.reading import read_journal
 from agentrl.orchestration import launch
 from agentrl.orchestration.config import RunConfig
@@ -85,7 +85,7 @@ async def test_what_is_dropped_while_a_checkpoint_is_written_is_not_final_with_i
     journal = begin(run)
     await checkpoint(run, journal, 2, meanwhile=Group(1, Task("sql", Split.TRAIN, 1, {}), 1, 0))
     await journal.close()
-    not_final = with_index(run.journal, None, lambda index: [type(entry) for entry in index.uncovered()])
+    not_final = [type(entry) for entry in JournalIndex(run.journal).uncovered()]
     assert not_final == [e.Checkpointed, e.Dropped]
 
 

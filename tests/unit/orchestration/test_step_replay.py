@@ -16,7 +16,7 @@ from agentrl.buffer.group import Group
 from agentrl.buffer.recovery import TakenStep
 from agentrl.buffer.staleness import build_batch, train_view
 from agentrl.journal.entries import Dropped, Ended, Leased, Stepped, Taken, Turned
-from agentrl.journal.life import EpisodeLife, build_life
+from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import JournalState
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.replay_plan import plan_replay
@@ -40,12 +40,12 @@ from agentrl.types.version import PolicyVersion
 V3 = PolicyVersion(0, 3)
 
 
-def life(group: int, member: int, failure: Failure | None = None, is_over: bool = True) -> EpisodeLife:
+def life(group: int, member: int, failure: Failure | None = None, is_over: bool = True) -> EpisodeHistory:
     """An episode of one turn that began with the weights of the step before its group's."""
     episode = build_episode(build_ticket(f"train-{group:06d}-{member}", group, member), [(2, 0)])
     turned = Turned(1, episode.turns[0], episode.nodes, FinishReason.STOP, "digest")
     ended = Ended(1, StopReason.ANSWERED, failure, None if failure else 1.0, {}, 0.5)
-    found = build_life([Leased(episode.ticket, episode.agents, 1), turned, *([ended] if is_over else [])])
+    found = build_history([Leased(episode.ticket, episode.agents, 1), turned, *([ended] if is_over else [])])
     assert found is not None
     return found
 

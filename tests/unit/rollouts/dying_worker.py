@@ -15,7 +15,7 @@ from agentrl.envs.definition import EnvironmentDefinition
 from agentrl.envs.inline import InlineHost
 from agentrl.envs.process import ProcessHost
 from agentrl.journal.entries import EpisodeEntry, unpack
-from agentrl.journal.life import EpisodeLife, build_life
+from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.protocols import EnvironmentHost
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.durable import WorkerJournal
@@ -85,7 +85,7 @@ class Place:
         finally:
             await apart.close()
 
-    async def play(self, chat: Any, writer: DyingWriter, life: EpisodeLife | None = None, token: int = 1) -> Episode:
+    async def play(self, chat: Any, writer: DyingWriter, life: EpisodeHistory | None = None, token: int = 1) -> Episode:
         """One worker's part of the episode, in a host of its own."""
         async with self.host() as host:
             runner = self.runner(chat, host, WorkerJournal(writer, token, {NAME: life} if life else None))
@@ -99,14 +99,14 @@ class Place:
             Player("main", engine, chat, Sampling()), ToolCalling(), host, Verifier(30.0), journal, limits
         )
 
-    async def cut(self, chat: Any, num_entries: int, is_at_once: bool) -> EpisodeLife:
+    async def cut(self, chat: Any, num_entries: int, is_at_once: bool) -> EpisodeHistory:
         """What is on record of a worker that died."""
         writer = DyingWriter(num_entries, is_at_once, self.server.disconnect)
         try:
             await self.play(chat, writer)
         except WorkerDied:
             self.server.connect()
-        life = build_life(writer.entries)
+        life = build_history(writer.entries)
         assert life is not None
         return life
 
@@ -122,7 +122,9 @@ class Parks(ScriptedEngine):
         return await super().generate(request)
 
 
-async def park(chat: Any, place: Place, writer: DyingWriter, life: EpisodeLife | None = None, token: int = 1) -> None:
+async def park(
+    chat: Any, place: Place, writer: DyingWriter, life: EpisodeHistory | None = None, token: int = 1
+) -> None:
     """Play until the second reply, or go on to it, and park there."""
     engine = Parks(chat, in_turn(CALL, CALL, ANSWER))
     engine.journal = WorkerJournal(writer, token, {NAME: life} if life else None)

@@ -9,7 +9,7 @@ from dying_worker import NAME, NUM_ENTRIES, DyingWriter, Place, park, results_of
 
 from agentrl import codec
 from agentrl.journal.entries import Intended, Opened, Resulted
-from agentrl.journal.life import build_life
+from agentrl.journal.history import build_history
 from agentrl.testing.lasting import LivingEnvironment, SessionState, SnapshotEnvironment, living, snapshotting
 
 STEPS = [f"{NAME}/0.0", f"{NAME}/1.0", ""]
@@ -88,7 +88,7 @@ async def test_parking_leaves_the_session_alive_and_the_next_worker_goes_on_in_i
     place, writer = Place(tmp_path, living, is_apart), DyingWriter()
     await park(chat, place, writer)
     assert place.server.alive() == ["session-1"]
-    episode = await place.play(chat, DyingWriter(), build_life(writer.entries), token=2)
+    episode = await place.play(chat, DyingWriter(), build_history(writer.entries), token=2)
     assert (episode.reward, place.server.effects()) == (1.0, all_effects("session-1"))
     assert place.server.alive() == []
 
@@ -102,7 +102,7 @@ async def test_a_session_that_cannot_be_detached_ends_neither_the_episode_nor_th
 
     writer = DyingWriter()
     await park(chat, Place(tmp_path, replace(living, create=lambda options, task: Clinging(options))), writer)
-    life = build_life(writer.entries)
+    life = build_history(writer.entries)
     assert life is not None
     assert life.ended is None
     assert "could not be left alive: environment(detach): RuntimeError: no" in caplog.text

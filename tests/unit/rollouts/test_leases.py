@@ -7,12 +7,11 @@ import pytest
 from dying_worker import NAME, DyingWriter, Place, park, results_of
 from rollout_parts import ANSWER, CALL, in_turn, nothing
 
-from agentrl.journal.appender import AppenderThread, SegmentAppender
 from agentrl.journal.claim import Claim
 from agentrl.journal.entries import Intended, Leased
-from agentrl.journal.life import EpisodeLife, build_life
+from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import read_journal
-from agentrl.journal.writer import JournalWriter, thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.lasting import living
@@ -39,11 +38,11 @@ class Overtaken(ScriptedEngine):
     place: Place
     writer: DyingWriter
     next_token: int
-    before: EpisodeLife | None = None
+    before: EpisodeHistory | None = None
     is_overtaken = False
 
-    def recorded(self) -> EpisodeLife:
-        life = build_life([*(self.before.entries if self.before else ()), *self.writer.entries])
+    def recorded(self) -> EpisodeHistory:
+        life = build_history([*(self.before.entries if self.before else ()), *self.writer.entries])
         assert life is not None
         return life
 
@@ -84,7 +83,7 @@ async def test_a_worker_that_was_replaced_raises_before_its_environment_acts(cha
     first = Claim.take(tmp_path / "journal")
     engine = Replaced(chat, in_turn(CALL, CALL, ANSWER))
     engine.folder = first.folder
-    journal = WorkerJournal(thread_writer(first.folder, "worker", check_right=first.check), first.token)
+    journal = WorkerJournal(JournalWriter(first.folder, "worker", check_right=first.check), first.token)
     with pytest.raises(StorageError, match="another process has taken over"):
         await play(place, chat, journal, engine)
     assert place.server.effects() == [f"session-1 {NAME}/0.0"], "the second call was intended, and never made"
@@ -96,7 +95,7 @@ async def test_a_worker_that_was_replaced_raises_before_its_environment_acts(cha
 
 async def test_a_worker_that_was_replaced_hears_so_at_everything_that_it_writes(tmp_path: Path) -> None:
     first = Claim.take(tmp_path / "journal")
-    writer = thread_writer(first.folder, "worker", check_right=first.check)
+    writer = JournalWriter(first.folder, "worker", check_right=first.check)
     await writer.append(1, 19, b"\0" * 8)
     Claim.take(first.folder)
     with pytest.raises(StorageError, match="another process has taken over"):
@@ -110,7 +109,7 @@ async def test_what_a_replaced_worker_wrote_late_counts_for_nothing(chat: Any, t
     """It checked its right, then stood still until its successor had read and played; then its bytes came."""
     place, folder = Place(tmp_path, living), tmp_path / "journal"
     first = Claim.take(folder)
-    writer = SlowDisk(folder, AppenderThread("worker-a", SegmentAppender(folder, "worker-a")))
+    writer = SlowDisk(folder, "worker-a")
     writer.late = []
     lost = await play(place, chat, WorkerJournal(writer, first.token))
     lease, *late = writer.late
@@ -119,7 +118,7 @@ async def test_what_a_replaced_worker_wrote_late_counts_for_nothing(chat: Any, t
     second = Claim.take(folder)
     lives = read_journal(folder).lives
     assert [type(entry) for entry in lives[NAME].entries] == [Leased]
-    journal = WorkerJournal(thread_writer(folder, "worker-b", check_right=second.check), second.token, lives)
+    journal = WorkerJournal(JournalWriter(folder, "worker-b", check_right=second.check), second.token, lives)
     episode = await play(place, chat, journal)
     for record in late:
         await writer.write(record)

@@ -8,7 +8,7 @@ import pytest
 from dying_worker import NAME, DyingWriter, Place, WorkerDied, park, results_of
 
 from agentrl.journal.entries import Opened
-from agentrl.journal.life import EpisodeLife, build_life
+from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.testing.lasting import enduring, living
 from agentrl.types.episode import Episode
 from agentrl.types.errors import Boundary, EpisodeError
@@ -26,7 +26,7 @@ def unrestorable(options: Any, task: Any, snapshot: bytes) -> Any:
     raise OSError("the image is gone")
 
 
-async def lose(chat: Any, place: Place, num_entries: int) -> EpisodeLife:
+async def lose(chat: Any, place: Place, num_entries: int) -> EpisodeHistory:
     """What is on record of a worker that died together with its session."""
     life = await place.cut(chat, num_entries, is_at_once=True)
     place.server.end("session-1")
@@ -139,13 +139,13 @@ async def test_only_a_state_that_is_gone_leads_on_to_the_next_way(chat: Any, tmp
     assert place.server.begun() == ["session-1"]
 
 
-async def die_again(chat: Any, place: Place, life: EpisodeLife, num_entries: int) -> EpisodeLife:
+async def die_again(chat: Any, place: Place, life: EpisodeHistory, num_entries: int) -> EpisodeHistory:
     """What is on record of two workers once the second has died as well."""
     writer = DyingWriter(num_entries, True, place.server.disconnect)
     with pytest.raises(WorkerDied):
         await place.play(chat, writer, life, token=2)
     place.server.connect()
-    both = build_life([*life.entries, *writer.entries])
+    both = build_history([*life.entries, *writer.entries])
     assert both is not None
     return both
 

@@ -11,9 +11,9 @@ from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing
 
 from agentrl.envs.inline import InlineHost
 from agentrl.journal.entries import Resulted
-from agentrl.journal.life import EpisodeLife, build_life
+from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import read_journal
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.journal import EpisodeParked
@@ -60,7 +60,7 @@ def host(**declared: Any) -> InlineHost:
 async def play(
     folder: Path, chat: Any, token: int, engine: Any, environments: InlineHost, scaffold: Any = None, **lives: Any
 ) -> Episode:
-    writer = thread_writer(folder, "worker")
+    writer = JournalWriter(folder, "worker")
     runner = EpisodeRunner(
         Player("main", engine, chat, Sampling()),
         scaffold or ToolCalling(),
@@ -85,9 +85,9 @@ def columns(episode: Episode) -> list[Any]:
     return found
 
 
-def cut_lives(life: EpisodeLife) -> list[EpisodeLife]:
+def cut_lives(life: EpisodeHistory) -> list[EpisodeHistory]:
     """The life as it would be read had the worker died behind each of its entries."""
-    cut = [build_life(life.entries[:n]) for n in range(1, len(life.entries))]
+    cut = [build_history(life.entries[:n]) for n in range(1, len(life.entries))]
     return [one for one in cut if one is not None]
 
 
@@ -142,12 +142,12 @@ async def test_no_call_runs_twice_in_one_instance_whatever_is_cut(chat: Any, tmp
     assert len(set(Counting.calls)) == len(Counting.calls)
 
 
-async def cut_before(chat: Any, folder: Path, kind: type, nth: int = 1, **declared: Any) -> EpisodeLife:
+async def cut_before(chat: Any, folder: Path, kind: type, nth: int = 1, **declared: Any) -> EpisodeHistory:
     """The life of an episode whose worker died before the nth entry of a kind."""
     await play(folder, chat, 1, script_engine(chat, ()), host(**declared))
     entries = read_journal(folder).lives[NAME].entries
     at = [n for n, entry in enumerate(entries) if isinstance(entry, kind)][nth - 1]
-    life = build_life(entries[:at])
+    life = build_history(entries[:at])
     assert life is not None
     return life
 
@@ -173,7 +173,7 @@ async def test_an_external_call_on_record_is_not_replayed_but_remembered(chat: A
     await play(tmp_path / "a", chat, 1, script_engine(chat, ()), host(**declared))
     entries = read_journal(tmp_path / "a").lives[NAME].entries
     at = next(n for n, entry in enumerate(entries) if isinstance(entry, Resulted))
-    life = build_life(entries[: at + 1])
+    life = build_history(entries[: at + 1])
     Counting.calls.clear()
     engine = _Continuing(script_engine(chat, ()))
     episode = await play(tmp_path / "b", chat, 2, engine, host(**declared), lives={NAME: life})
@@ -191,7 +191,7 @@ async def test_a_deterministic_environment_that_answers_otherwise_is_found_out(c
     moody = InlineHost(replace(faulty, create=Moody, is_deterministic=True), FaultyOptions(), 5.0)
     await play(tmp_path / "a", chat, 1, script_engine(chat, ()), moody)
     entries = read_journal(tmp_path / "a").lives[NAME].entries
-    life = build_life(entries[:-2])
+    life = build_history(entries[:-2])
     episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), moody, lives={NAME: life})
     assert str(episode.failure).startswith("environment(nondeterministic)")
 
@@ -207,7 +207,7 @@ async def test_a_scaffold_that_asks_otherwise_when_run_again_is_named(chat: Any,
 
     environments = host(is_deterministic=True)
     await play(tmp_path / "a", chat, 1, script_engine(chat, ()), environments, Fickle())
-    life = build_life(read_journal(tmp_path / "a").lives[NAME].entries[:-3])
+    life = build_history(read_journal(tmp_path / "a").lives[NAME].entries[:-3])
     episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), environments, Fickle(), lives={NAME: life})
     assert str(episode.failure).startswith("scaffold(nondeterministic): run again, the scaffold differs")
     assert "the prompt of turn 0" in str(episode.failure)
@@ -223,7 +223,7 @@ async def test_a_parked_episode_keeps_the_part_of_its_reply(chat: Any, tmp_path:
                 journal.park()
             return await super().generate(request)
 
-    writer = thread_writer(tmp_path / "a", "worker")
+    writer = JournalWriter(tmp_path / "a", "worker")
     journal = WorkerJournal(writer, 1)
     player = Player("main", Parks(chat, in_turn(CALL, CALL, ANSWER), [], moves=False), chat, Sampling())
     environments = host(is_deterministic=True)

@@ -7,7 +7,7 @@ import pytest
 from agentrl.journal.entries import Resulted, unpack
 from agentrl.journal.frames import Frame
 from agentrl.journal.segments import read_segment, segment_paths
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.rollouts.durable import WorkerJournal, WorkerLog
 from agentrl.testing.builders import build_ticket
 from agentrl.types.environment import Opening, StepResult
@@ -20,7 +20,7 @@ LIMIT_BYTES = 2000
 @pytest.fixture
 async def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerLog:
     monkeypatch.setattr("agentrl.journal.writer.MAX_PAYLOAD_BYTES", LIMIT_BYTES)
-    return await WorkerJournal(thread_writer(tmp_path, "worker-0"), 1).open(build_ticket(), ())
+    return await WorkerJournal(JournalWriter(tmp_path, "worker-0"), 1).open(build_ticket(), ())
 
 
 def _long(role: Role) -> tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""How far a journal is known to reach: what a checkpoint notes of it, so that a lost end is missed at a resume."""
+"""How far each segment is durable: a checkpoint notes it, so that a resume finds out if an end was lost."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.journal.frames import Damage, Tear
-from agentrl.journal.segments import damage_error, number_of, segment_paths, writer_of
+from agentrl.journal.frames import Corruption, TornTail
+from agentrl.journal.segments import corruption_error, number_of, segment_paths, writer_of
 from agentrl.types.errors import StorageError
 
 
@@ -32,8 +32,8 @@ class SegmentEnd:
         return number_of(Path(self.name))
 
 
-def check_reach(folder: Path, ends: Iterable[SegmentEnd], tears: Mapping[Path, Tear]) -> None:
-    """Miss what a journal held when a checkpoint was saved; `tears` are those that reading its segments found.
+def verify_offsets(folder: Path, ends: Iterable[SegmentEnd], torn_tails: Mapping[Path, TornTail]) -> None:
+    """Raise if durable data is missing; `torn_tails` are those that reading the segments found.
 
     Pruning never deletes a writer's newest segment, so either the segment that was noted is there, or a later one of
     its writer.
@@ -44,7 +44,7 @@ def check_reach(folder: Path, ends: Iterable[SegmentEnd], tears: Mapping[Path, T
     for end in ends:
         path = folder / end.name
         if path.exists():
-            _check_end(path, end.end_bytes, tears.get(path))
+            _check_end(path, end.end_bytes, torn_tails.get(path))
         elif not any(number_of(other) > end.number for other in segment_paths(folder, end.writer)):
             raise StorageError(
                 f"journal segment {path} is missing although the newest checkpoint names it: what was acknowledged in "
@@ -52,9 +52,9 @@ def check_reach(folder: Path, ends: Iterable[SegmentEnd], tears: Mapping[Path, T
             )
 
 
-def _check_end(path: Path, end_bytes: int, tear: Tear | None) -> None:
+def _check_end(path: Path, end_bytes: int, torn_tail: TornTail | None) -> None:
     size_bytes = path.stat().st_size
-    readable_bytes = size_bytes if tear is None else min(size_bytes, tear.at)
+    readable_bytes = size_bytes if torn_tail is None else min(size_bytes, torn_tail.at)
     if readable_bytes < end_bytes:
         reason = "the newest checkpoint knows more of it"
-        raise damage_error(path, Damage(readable_bytes, end_bytes, reason))
+        raise corruption_error(path, Corruption(readable_bytes, end_bytes, reason))

@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.journal import entries as e
 from agentrl.journal.claim import Claim
-from agentrl.journal.life import build_life
+from agentrl.journal.history import build_history
 from agentrl.journal.reading import read_journal
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.types.environment import Opening, StepResult
 from agentrl.types.episode import Agent, Effect, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.errors import ConfigError, StorageError
@@ -51,7 +51,7 @@ def resulted(token: int, turn: int) -> e.Resulted:
 
 
 async def written(folder: Path, *pieces: tuple[str | None, e.Entry]) -> None:
-    writer = thread_writer(folder, "worker")
+    writer = JournalWriter(folder, "worker")
     for episode, entry in pieces:
         await writer.append(*e.pack(episode, entry))
     await writer.close()
@@ -60,16 +60,16 @@ async def written(folder: Path, *pieces: tuple[str | None, e.Entry]) -> None:
 def test_a_life_is_what_its_entries_say() -> None:
     intended = e.Intended(1, 0, (Effect(CALL.id, CALL),))
     opened = e.Opened(1, Opening((Message(Role.USER, "count"),)))
-    life = build_life([leased(1), opened, turned(1, 0, [7, 8]), intended])
+    life = build_history([leased(1), opened, turned(1, 0, [7, 8]), intended])
     assert life is not None
     assert life.pending == intended
     assert life.num_sampled_tokens == 2
     more = [*life.entries, resulted(1, 0), delivered(1, [9, 10, 11])]
-    life = build_life(more)
+    life = build_history(more)
     assert life is not None
     assert (life.pending, life.num_sampled_tokens) == (None, 5)
     assert life.episode().turns[0].effects[0].result == "1"
-    life = build_life([*more, turned(1, 1, [9, 10, 11, 12])])
+    life = build_history([*more, turned(1, 1, [9, 10, 11, 12])])
     assert life is not None
     assert (life.parts, life.num_sampled_tokens) == ([], 6)
 
@@ -77,11 +77,11 @@ def test_a_life_is_what_its_entries_say() -> None:
 def test_what_a_holder_wrote_after_it_lost_its_lease_counts_for_nothing() -> None:
     old = [leased(1), turned(1, 0, [7])]
     late = turned(1, 1, [666])
-    life = build_life([*old, late, leased(2, taken_over=2), turned(2, 1, [8])])
+    life = build_history([*old, late, leased(2, taken_over=2), turned(2, 1, [8])])
     assert life is not None
     assert [t.nodes[-1].token_ids.tolist() for t in life.turns] == [[7], [8]]
     assert life.fenced == 1
-    in_other_file = build_life([leased(2, taken_over=2), turned(2, 1, [8]), *old, late])
+    in_other_file = build_history([leased(2, taken_over=2), turned(2, 1, [8]), *old, late])
     assert in_other_file is not None
     assert in_other_file.fenced == 1
 
@@ -95,7 +95,7 @@ async def test_a_journal_reads_as_it_was_written(tmp_path: Path) -> None:
     episode = state.lives[TICKET.episode_id].episode()
     assert (episode.reward, episode.stop_reason, episode.num_sampled_tokens) == (1.0, StopReason.ANSWERED, 2)
     assert episode.ticket == TICKET
-    assert (state.taken, state.checkpointed, state.tears) == ([taken], 4, {})
+    assert (state.taken, state.checkpointed, state.torn_tails) == ([taken], 4, {})
 
 
 def test_an_entry_of_a_newer_schema_is_refused_by_name() -> None:

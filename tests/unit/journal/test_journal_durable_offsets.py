@@ -7,20 +7,20 @@ import pytest
 from agentrl.journal import entries as e
 from agentrl.journal.archive import archive
 from agentrl.journal.claim import Claim
+from agentrl.journal.durable_offsets import SegmentEnd, verify_offsets
 from agentrl.journal.frames import MARK_BYTES
-from agentrl.journal.opening import open_journal
+from agentrl.journal.index import open_journal
 from agentrl.journal.pruning import prune
-from agentrl.journal.reach import SegmentEnd, check_reach
 from agentrl.journal.rewriting import rewrite
 from agentrl.journal.segments import segment_path
-from agentrl.journal.writer import thread_writer
+from agentrl.journal.writer import JournalWriter
 from agentrl.types.errors import StorageError
 from tests.unit.journal.journals import Journal, name_of, taken, whole_life
 
 
 async def written(folder: Path, episode: int) -> SegmentEnd:
     """The end of a segment that a start of the writer leaves behind."""
-    writer = thread_writer(folder, "worker")
+    writer = JournalWriter(folder, "worker")
     assert writer.newest is None
     for entry in whole_life(episode):
         await writer.append(*e.pack(name_of(episode), entry))
@@ -30,7 +30,7 @@ async def written(folder: Path, episode: int) -> SegmentEnd:
 
 
 def check(folder: Path, *ends: SegmentEnd) -> None:
-    check_reach(folder, ends, open_journal(folder).tears)
+    verify_offsets(folder, ends, open_journal(folder).torn_tails)
 
 
 async def test_a_writer_knows_its_newest_segment_and_how_far_it_is_durable(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_a_segment_that_was_pruned_is_not_missed(tmp_path: Path) -> None:
         journal.play(episode, whole_life(episode))
     journal.note(taken(0, 0, 1), e.Checkpointed(1))
     archive(journal.folder, tmp_path / "episodes")
-    assert prune(journal.folder, tmp_path / "episodes").segments == 1
+    assert prune(journal.folder, tmp_path / "episodes") == 1
     assert not (journal.folder / first.name).exists()
     check(journal.folder, first)
     check(journal.folder, second)

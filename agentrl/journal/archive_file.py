@@ -1,14 +1,20 @@
-"""Consumed episodes as Parquet: one row each, for tools that look at many, and the exact record beside it.
+"""A file of the archive: consumed episodes as Parquet, one row each, for tools that look at many.
 
 The list columns hold all nodes of an episode behind one another in the order of their numbers, so each token is
 there once; ``logprobs`` is null where nothing was sampled, and a version's span counts tokens of the row. Which
 node continues which, kept sets and routed experts are in ``record`` alone.
+
+The record is the exact episode: those of its entries that an `Episode` is made of, as the journal had them. Each keeps
+the schema under which it was written, so a later program reads it by the same migrations as a journal. For each entry
+there are ``schema u16, kind u16, length u32`` and the payload, little-endian. Entries of holders that had lost their
+lease are left out, and so are those that only a worker needs that goes on with the episode.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +23,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.journal.outline import Column, NodeOutline, Outline
-from agentrl.journal.record import episode_of
-from agentrl.types.episode import Episode, count_sampled_tokens
+from agentrl.journal.entries import NUMBERS, Ended, EpisodeEntry, Leased, Resulted, Turned, unpack
+from agentrl.journal.frames import Frame
+from agentrl.journal.history import build_history
+from agentrl.types.episode import Episode, Node
 from agentrl.types.errors import StorageError
 
+_HEAD = struct.Struct("<HHI")
+_KEPT = frozenset(NUMBERS[kind] for kind in (Leased, Turned, Resulted, Ended))
 _SPAN = pa.struct([("epoch", pa.int32()), ("step", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])
+_TRAINED = ("outcome", "=", "trained")
 _REPEATED = ["task_id", "started_at", "stop_reason", "failure", "outcome", "reason"]
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """An episode that is final: what the columns show of it, its exact record, and what became of it.
+    """An episode that is final, its exact record, and what became of it.
 
     `outcome` is ``trained``, and `step` the step that it helped to make, or ``dropped``, with a `reason`.
     """
 
-    outline: Outline
+    episode: Episode
     record: bytes
     outcome: str
     reason: str | None
@@ -42,20 +52,20 @@ class Consumed:
 
 Scalar = Callable[[Consumed], Any]
 _SCALARS: dict[str, tuple[pa.DataType, Scalar]] = {
-    "episode_id": (pa.string(), lambda row: row.outline.ticket.episode_id),
-    "task_id": (pa.string(), lambda row: row.outline.ticket.task.id),
-    "group": (pa.int64(), lambda row: row.outline.ticket.group),
-    "member": (pa.int32(), lambda row: row.outline.ticket.member),
-    "attempt": (pa.int32(), lambda row: row.outline.ticket.attempt),
-    "seed": (pa.int64(), lambda row: row.outline.ticket.seed),
-    "started_at": (pa.string(), lambda row: _started_at(row.outline)),
-    "stop_reason": (pa.string(), lambda row: row.outline.ended.stop_reason),
-    "failure": (pa.string(), lambda row: None if (failed := row.outline.ended.failure) is None else str(failed)),
-    "reward": (pa.float64(), lambda row: row.outline.ended.reward),
-    "metrics": (pa.string(), lambda row: json.dumps(row.outline.ended.metrics)),
-    "seconds": (pa.float64(), lambda row: row.outline.ended.seconds),
-    "turns": (pa.int32(), lambda row: row.outline.turns),
-    "sampled_tokens": (pa.int64(), lambda row: count_sampled_tokens(row.outline.nodes)),
+    "episode_id": (pa.string(), lambda row: row.episode.ticket.episode_id),
+    "task_id": (pa.string(), lambda row: row.episode.ticket.task.id),
+    "group": (pa.int64(), lambda row: row.episode.ticket.group),
+    "member": (pa.int32(), lambda row: row.episode.ticket.member),
+    "attempt": (pa.int32(), lambda row: row.episode.ticket.attempt),
+    "seed": (pa.int64(), lambda row: row.episode.ticket.seed),
+    "started_at": (pa.string(), lambda row: _started_at(row.episode)),
+    "stop_reason": (pa.string(), lambda row: row.episode.stop_reason),
+    "failure": (pa.string(), lambda row: None if (failed := row.episode.failure) is None else str(failed)),
+    "reward": (pa.float64(), lambda row: row.episode.reward),
+    "metrics": (pa.string(), lambda row: json.dumps(row.episode.metrics)),
+    "seconds": (pa.float64(), lambda row: row.episode.seconds),
+    "turns": (pa.int32(), lambda row: len(row.episode.turns)),
+    "sampled_tokens": (pa.int64(), lambda row: row.episode.num_sampled_tokens),
     "outcome": (pa.string(), lambda row: row.outcome),
     "reason": (pa.string(), lambda row: row.reason),
     "step": (pa.int64(), lambda row: row.step),
@@ -94,7 +104,7 @@ class ConsumedWriter:
     def write(self, rows: Sequence[Consumed]) -> None:
         """Append episodes. Raises OSError."""
         columns = [pa.array([of(row) for row in rows], kind) for kind, of in _SCALARS.values()]
-        columns += _token_columns([row.outline.nodes for row in rows])
+        columns += _token_columns([row.episode.nodes for row in rows])
         columns.append(pa.array([row.record for row in rows], pa.binary()))
         self._file.write_table(pa.Table.from_arrays(columns, schema=self._file.schema))
 
@@ -108,36 +118,90 @@ def read_metadata(path: Path) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in metadata.items()}
 
 
+def record_of(frames: Iterable[Frame]) -> bytes:
+    """The record of an episode, from the frames of those of its entries that count, in order."""
+    pieces: list[bytes] = []
+    for frame in frames:
+        if frame.kind in _KEPT:
+            pieces += (_HEAD.pack(frame.schema, frame.kind, len(frame.payload)), frame.payload)
+    return b"".join(pieces)
+
+
+def episode_of(record: bytes) -> Episode:
+    """The episode as it was, to the bit.
+
+    Raises:
+        StorageError: the record is none, or was written by a newer program.
+    """
+    life = build_history(list(_entries(record)))
+    if life is None:
+        raise StorageError("an archived episode's record has no lease")
+    return life.episode()
+
+
+def archive_files(folder: Path) -> list[Path]:
+    """Files of an archive in the order of their writing."""
+    return sorted(folder.glob("consumed-*-*.parquet"), key=number_of_file)
+
+
+def number_of_file(path: Path) -> int:
+    """The number that puts a file of the archive in order."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def archived_steps(folder: Path) -> dict[int, Path]:
+    """Steps whose episodes are in the archive, and the file of each. Raises StorageError."""
+    steps: dict[int, Path] = {}
+    for path in archive_files(folder):
+        table = _table(path, ["step"], [_TRAINED])
+        steps |= dict.fromkeys(table.column("step").unique().to_pylist(), path)
+    return steps
+
+
+def read_step(path: Path, step: int) -> list[Episode]:
+    """The episodes that a step trained, in the order of its batch, to the bit. Raises StorageError."""
+    return _episodes(_table(path, ["record"], [_TRAINED, ("step", "=", step)]))
+
+
 def read_archived(path: Path, episode_id: str) -> Episode:
-    """The episode as it was, to the bit, from a file of the archive.
+    """One episode of a file of the archive, to the bit.
 
     Raises:
         StorageError: the file cannot be read, was written by a newer program, or holds no such episode.
     """
+    found = _episodes(_table(path, ["record"], [("episode_id", "=", episode_id)]))
+    if not found:
+        raise StorageError(f"{path} holds no episode {episode_id}; other files of its folder may")
+    return found[0]
+
+
+def _table(path: Path, columns: list[str], filters: list[tuple[str, str, object]]) -> pa.Table:
     try:
-        with pq.ParquetFile(path) as file:
-            record = _record(file, episode_id)
+        return pq.read_table(path, columns=columns, filters=filters)
     except (OSError, pa.ArrowInvalid) as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
-    if record is None:
-        raise StorageError(f"{path} holds no episode {episode_id}; other files of its folder may")
-    return episode_of(record)
 
 
-def _record(file: pq.ParquetFile, episode_id: str) -> bytes | None:
-    for group in range(file.num_row_groups):
-        names = file.read_row_group(group, columns=["episode_id"]).column(0).to_pylist()
-        if episode_id in names:
-            record: bytes = file.read_row_group(group, columns=["record"]).column(0)[names.index(episode_id)].as_py()
-            return record
-    return None
+def _episodes(table: pa.Table) -> list[Episode]:
+    return [episode_of(record) for record in table.column("record").to_pylist()]
 
 
-def _started_at(episode: Outline) -> str:
+def _entries(record: bytes) -> Iterator[EpisodeEntry]:
+    at = 0
+    while at < len(record):
+        try:
+            schema, kind, length = _HEAD.unpack_from(record, at)
+        except struct.error as error:
+            raise StorageError(f"an archived episode's record ends within a header: {error}") from error
+        at += _HEAD.size + length
+        yield unpack(schema, kind, record[at - length : at])
+
+
+def _started_at(episode: Episode) -> str:
     return json.dumps({policy: str(version) for policy, version in episode.ticket.started_at.items()})
 
 
-def _token_columns(episodes: Sequence[Sequence[NodeOutline]]) -> list[pa.Array]:
+def _token_columns(episodes: Sequence[Sequence[Node]]) -> list[pa.Array]:
     """The list columns of some episodes, each given by its nodes."""
     nodes = [node for of_episode in episodes for node in of_episode]
     lengths = [len(node.token_ids) for node in nodes]
@@ -155,16 +219,12 @@ def _token_columns(episodes: Sequence[Sequence[NodeOutline]]) -> list[pa.Array]:
     return [*lists, _versions(episodes)]
 
 
-def _joined(columns: Sequence[Column], dtype: type[np.generic]) -> np.ndarray:
-    """Columns behind one another; in one piece where all are of one type, as they are unless a program differed."""
-    kinds = {column.dtype for column in columns}
-    if len(kinds) == 1:
-        return np.frombuffer(b"".join([column.data for column in columns]), kinds.pop()).astype(dtype, copy=False)
-    pieces = [np.frombuffer(column.data, column.dtype).astype(dtype, copy=False) for column in columns]
-    return np.concatenate([np.zeros(0, dtype), *pieces])
+def _joined(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    """Arrays behind one another."""
+    return np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype, casting="unsafe")
 
 
-def _versions(episodes: Sequence[Sequence[NodeOutline]]) -> pa.Array:
+def _versions(episodes: Sequence[Sequence[Node]]) -> pa.Array:
     """Which version sampled which tokens of each row, by the places of these in the row."""
     spans: list[tuple[int, int, int, int]] = []
     counts = []

@@ -1,4 +1,4 @@
-"""An episode's life as its entries tell it: what a worker goes on from, or the whole episode once it is over."""
+"""An episode's history as its entries tell it: what a worker resumes, or the whole episode once it is over."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.journal.entries import Delivered, Ended, EpisodeEntry, Intended, Leased, Opened, Resulted, Turned
-from agentrl.journal.salvage import without_gaps
 from agentrl.types.episode import Agent, Episode, Ticket, Turn
 
 
 @dataclass(slots=True)
-class EpisodeLife:
+class EpisodeHistory:
     """The entries of one episode, sorted into what they say.
 
     `results` are in the order of steps, `acted` has the last of each turn. `parts` are those of a reply that no turn
     has completed; `pending` is an intent without a result: whether its effects happened is not known. `fenced`
     counts entries of holders that had lost their lease. It `is_whole` unless entries that a later holder had found
-    are gone, pruned or lost: then it can be neither gone on from nor trained.
+    are gone, pruned or lost: then it cannot be resumed or trained.
 
     Example: two turns whose second tool call was cut off: ``turns`` has two, ``results`` one, ``pending`` is set.
     """
@@ -66,17 +65,17 @@ class EpisodeLife:
         return replace(turn, effects=resulted.effects, environment_s=resulted.seconds)
 
 
-def build_life(entries: list[EpisodeEntry]) -> EpisodeLife | None:
-    """An episode's life from its entries in the order of their writing; None without a lease."""
+def build_history(entries: list[EpisodeEntry]) -> EpisodeHistory | None:
+    """An episode's history from its entries in the order of their writing; None without a lease."""
     valid, fenced = unfenced(entries)
     leases = [entry for entry in valid if isinstance(entry, Leased)]
     if not leases:
         return None
-    life = EpisodeLife(leases[-1].ticket, leases[-1].agents, leases[-1].token, valid, fenced=fenced)
-    life.is_whole = len(without_gaps(entries)) == len(entries)
+    history = EpisodeHistory(leases[-1].ticket, leases[-1].agents, leases[-1].token, valid, fenced=fenced)
+    history.is_whole = len(without_gaps(entries)) == len(entries)
     for entry in valid:
-        _apply(life, entry)
-    return life
+        _apply(history, entry)
+    return history
 
 
 def unfenced(entries: list[EpisodeEntry]) -> tuple[list[EpisodeEntry], int]:
@@ -102,20 +101,36 @@ def counting(holders: Sequence[tuple[int, int | None]]) -> list[int]:
     return valid
 
 
-def _apply(life: EpisodeLife, entry: EpisodeEntry) -> None:
+def without_gaps(entries: Sequence[EpisodeEntry]) -> list[EpisodeEntry]:
+    """The entries of one episode before the first whose holder lacks its lease, or found more than is there."""
+    kept: list[EpisodeEntry] = []
+    num_valid = token = 0
+    for entry in sorted(entries, key=lambda entry: entry.token):
+        if isinstance(entry, Leased):
+            if entry.taken_over > num_valid:
+                break
+            num_valid, token = entry.taken_over, entry.token
+        if entry.token != token:
+            break
+        num_valid += 1
+        kept.append(entry)
+    return kept
+
+
+def _apply(history: EpisodeHistory, entry: EpisodeEntry) -> None:
     match entry:
         case Opened():
-            life.opened = entry
+            history.opened = entry
         case Delivered():
-            life.parts.append(entry)
+            history.parts.append(entry)
         case Turned():
-            life.turns.append(entry)
-            life.parts = []
+            history.turns.append(entry)
+            history.parts = []
         case Intended():
-            life.pending = entry
+            history.pending = entry
         case Resulted():
-            life.results.append(entry)
-            life.acted[len(life.turns) - 1] = entry
-            life.pending = None
+            history.results.append(entry)
+            history.acted[len(history.turns) - 1] = entry
+            history.pending = None
         case Ended():
-            life.ended = entry
+            history.ended = entry
