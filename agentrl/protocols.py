@@ -8,6 +8,7 @@ runtime that puts components on other machines implements these and changes noth
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -26,6 +27,10 @@ class Engine(Protocol):
     """Serves a policy: token ids in, token ids out."""
 
     name: str
+
+    @property
+    def repeated_calls(self) -> Counter[str]:
+        """Control calls that were sent again because their answer was lost."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Continue a prompt; an interrupted request returns what it has, with finish ABORT."""
@@ -213,7 +218,9 @@ class Trainer(Protocol):
 
 
 class WeightTransport(Protocol):
-    """Moves staged weights into engines, each by itself."""
+    """Moves staged weights into engines, each by itself; `sent_bytes` counts what was moved."""
+
+    sent_bytes: int
 
     async def needs_pause(self, engine: Engine) -> bool:
         """Whether the engine must stand still for it."""

@@ -39,6 +39,10 @@ class Serving:
     publisher: StagedPublisher
     services: tuple[Service, ...]
 
+    def metrics(self) -> dict[str, float]:
+        """What was counted of engines, requests and publications since the run's process began."""
+        return {**self.fleet.metrics(), **self.router.metrics(), **self.publisher.metrics()}
+
 
 def build_serving(
     policy: PolicyConfig, engines: Sequence[Engine], keeper: EngineKeeper, first: WeightsManifest, logs: Path

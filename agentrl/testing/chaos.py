@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -86,6 +87,11 @@ class ChaosEngine:
         self._armed: Fault | None = None
         self.struck = asyncio.Event()
         self.turn = asyncio.Lock()
+
+    @property
+    def repeated_calls(self) -> Counter[str]:
+        """Those of the engine."""
+        return self._engine.repeated_calls
 
     def arm(self, fault: Fault) -> None:
         """Strike at the next call of the fault's phase; `struck` is set then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,11 @@ class ScriptedEngine:
         self.name = "scripted"
         self.version = version or PolicyVersion(0, 0)
         self._chat, self._script = chat, script
+
+    @property
+    def repeated_calls(self) -> Counter[str]:
+        """No answer is ever lost."""
+        return Counter()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """The scripted reply, cut where the request's budget ends."""

@@ -50,6 +50,7 @@ class BroadcastTransport:
         self._config, self._load_s, self._in_place, self._logs = config, load_s, in_place, logs
         self._links: dict[str, _Link] = {}
         self._ahead = AheadEngines(in_place)
+        self.sent_bytes = 0
 
     async def needs_pause(self, engine: Engine) -> bool:
         """Not for weights in place that the engine has taken ahead. Raises EngineError."""
@@ -128,6 +129,7 @@ class BroadcastTransport:
 
     async def _broadcast(self, link: _Link, index: int) -> None:
         await link.sender.call("broadcast", index, result=type(None), deadline_s=self._load_s)
+        self.sent_bytes += link.buckets[index].num_bytes
 
     async def _join(self, engine: Engine) -> _Link:
         config = self._config

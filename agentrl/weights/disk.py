@@ -23,6 +23,7 @@ class DiskTransport:
 
     def __init__(self, in_place: bool = False) -> None:
         self._ahead = AheadEngines(in_place)
+        self.sent_bytes = 0
 
     async def needs_pause(self, engine: Engine) -> bool:
         """Not for weights in place that the engine has taken ahead. Raises EngineError."""
@@ -35,6 +36,7 @@ class DiskTransport:
         if await self._ahead.includes(engine):
             body = {"model_path": manifest.path, "weight_version": str(manifest.version)}
             await engine.update("/stage_weights", body)
+            self.sent_bytes += manifest.num_bytes
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Let an engine serve what it has read, or a paused one load the staged folder. Raises EngineError."""
@@ -42,6 +44,8 @@ class DiskTransport:
             await self._ahead.swap(engine, manifest.version)
             return
         await engine.update_weights_from_disk(manifest.path, manifest.version)
+        if not await self._ahead.includes(engine):
+            self.sent_bytes += manifest.num_bytes
 
     async def forget(self, engine: str) -> None:
         """It may come back as another kind of server."""

@@ -24,6 +24,7 @@ class TensorTransport:
         self._senders: dict[str, SenderProcess] = {}
         self._payloads: dict[str, list[list[str]]] = {}
         self._ahead = AheadEngines(in_place)
+        self.sent_bytes = 0
 
     async def needs_pause(self, engine: Engine) -> bool:
         """Not for weights in place that the engine has taken ahead. Raises EngineError."""
@@ -36,10 +37,11 @@ class TensorTransport:
             name = f"sender-{engine.name}"
             sender = self._senders[engine.name] = await SenderProcess.start(name, self._logs / f"{name}.log")
         arguments = (manifest.path, self._config.bucket_bytes)
-        await sender.call("open", *arguments, result=list[Bucket], deadline_s=self._load_s)
+        buckets = await sender.call("open", *arguments, result=list[Bucket], deadline_s=self._load_s)
         placing = (self._config.ranks_per_engine, self._config.device)
         payloads = await sender.call("share", *placing, result=list[list[str]], deadline_s=self._load_s)
         self._payloads[engine.name] = payloads
+        self.sent_bytes += sum(bucket.num_bytes for bucket in buckets)
         if await self._ahead.includes(engine):
             version = {"weight_version": str(manifest.version)}
             for index in range(len(payloads)):

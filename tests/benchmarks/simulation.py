@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -64,6 +65,7 @@ class TailEngine:
     name: str = "tail"
     version: PolicyVersion = FIRST
     busy_s: float = 0.0
+    repeated_calls: Counter[str] = field(default_factory=Counter)
     _replies: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     _prompts: dict[tuple[str, int], int] = field(default_factory=dict)
     _pause: asyncio.Event = field(default_factory=asyncio.Event)

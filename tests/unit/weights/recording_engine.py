@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ class RecordingEngine:
         self.draws: list[tuple[int, float] | EpisodeError] = []
         self.drawn: list[GenerationRequest] = []
         self.writes: PolicyVersion | None = None
+        self.repeated_calls: Counter[str] = Counter()
         self.gate = asyncio.Event()
         self.gate.set()
 
