@@ -21,6 +21,7 @@ from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.message import Message, ToolSpec
 from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import WeightGroup, WeightSource
 
 
 class Engine(Protocol):
@@ -47,8 +48,20 @@ class Engine(Protocol):
     async def abort_all(self) -> None:
         """Give back everything in flight, queued or paused."""
 
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
-        """Take the weights in a folder and flush the KV cache; only while paused."""
+    async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Take new weights as far as the server can while it generates; they are served after `swap`."""
+
+    async def needs_pause(self) -> bool:
+        """Whether it must be paused for the swap of what was staged last."""
+
+    async def swap(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Serve new weights and flush the KV cache, or freeze requests with theirs, as the engine is configured."""
+
+    async def join_group(self, group: WeightGroup) -> None:
+        """Join a group through which weights are broadcast."""
+
+    async def leave_group(self, name: str) -> None:
+        """Leave such a group."""
 
     async def rename(self, version: PolicyVersion) -> None:
         """Call the weights that are served another version, which has the same; interrupts nothing."""
@@ -64,12 +77,6 @@ class Engine(Protocol):
 
     async def probe(self) -> PolicyVersion:
         """Whether it is well, and the version that it serves; not while paused."""
-
-    async def control(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Any other control call of the native protocol, such as ``/begin_weight_update``."""
-
-    async def update(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A control call that moves weights, with the deadline of a load."""
 
 
 class Environment(Protocol):

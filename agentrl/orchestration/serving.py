@@ -66,17 +66,16 @@ def _wait_s(policy: PolicyConfig) -> float:
 def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:
     """The transport that a policy's configuration asks for."""
     config, load_s = policy.publish.transport, policy.client.load_s
-    in_place = policy.publish.pause_mode == "in_place"
     match config:
         case BroadcastTransportConfig():
-            return BroadcastTransport(config, load_s, in_place, logs)
+            return BroadcastTransport(config, load_s, logs)
         case TensorTransportConfig():
-            return TensorTransport(config, load_s, in_place, logs)
+            return TensorTransport(config, load_s, logs)
         case DeltaTransportConfig():
-            return DeltaTransport(config, load_s, in_place, logs)
+            return DeltaTransport(config, load_s, logs)
         case AdapterTransportConfig():
             return AdapterTransport()
-    return DiskTransport(in_place)
+    return DiskTransport()
 
 
 def evaluation_transport(policy: PolicyConfig) -> WeightTransport:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt
-from agentrl.types.errors import EngineRefusedError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.message import Message
 from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.weights import WeightGroup, WeightSource
 
 Script = Callable[[str, Sequence[Message]], Message]
 
@@ -59,7 +58,14 @@ class ScriptedEngine:
     async def abort_all(self) -> None:
         """Nothing is ever in flight."""
 
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+    async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Nothing is taken ahead."""
+
+    async def needs_pause(self) -> bool:
+        """Always."""
+        return True
+
+    async def swap(self, source: WeightSource, version: PolicyVersion) -> None:
         """Only the version changes."""
         self.version = version
 
@@ -74,13 +80,15 @@ class ScriptedEngine:
         """Always well."""
         return self.version
 
-    async def control(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Nothing else is known."""
-        raise EngineRefusedError(f"{self.name} does not serve {path}", 404)
+    async def rename(self, version: PolicyVersion) -> None:
+        """Only the version changes."""
+        self.version = version
 
-    async def update(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Nothing else is known."""
-        return await self.control(path, body)
+    async def join_group(self, group: WeightGroup) -> None:
+        """Nothing is ever broadcast."""
+
+    async def leave_group(self, name: str) -> None:
+        """Nothing is ever broadcast."""
 
     async def load_adapter(self, path: str, version: PolicyVersion) -> None:
         """Only the version changes."""

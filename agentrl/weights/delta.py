@@ -32,17 +32,17 @@ class DeltaTransport:
     engine hears of them. One host serves all engines of the fleet, so a version is rebuilt once.
     """
 
-    def __init__(self, config: DeltaTransportConfig, load_s: float, in_place: bool, logs: Path) -> None:
+    def __init__(self, config: DeltaTransportConfig, load_s: float, logs: Path) -> None:
         self._config, self._load_s, self._logs = config, load_s, logs
         self._sender: SenderProcess | None = None
         self._copy: _Copy | None = None
-        self._disk = DiskTransport(in_place)
+        self._disk = DiskTransport()
         self._lock = asyncio.Lock()
         self.sent_bytes = 0
 
     async def needs_pause(self, engine: Engine) -> bool:
-        """As of the disk, from where engines take what was rebuilt. Raises EngineError."""
-        return await self._disk.needs_pause(engine)
+        """As the engine says."""
+        return await engine.needs_pause()
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Rebuild the version on the engines' host, unless another engine's turn did. Raises EngineError."""
@@ -56,8 +56,7 @@ class DeltaTransport:
         await self._disk.send(engine, self._rebuilt(manifest))
 
     async def forget(self, engine: str) -> None:
-        """It may come back as another kind of server."""
-        await self._disk.forget(engine)
+        """Nothing is kept for one engine."""
 
     async def close(self) -> None:
         """End the sender and free the host's memory; safe to call twice."""
