@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from agentrl import registry
 from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_host
 from agentrl.orchestration.config import RunConfig
-from agentrl.protocols import Engine, EnvironmentHost, Scaffold
+from agentrl.protocols import EnvironmentHost, Scaffold
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.rollouts.journal import EpisodeJournal
+from agentrl.rollouts.replay import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.errors import ConfigError
@@ -36,15 +36,14 @@ def build_environments(config: RunConfig, logs: Path) -> EnvironmentHost:
 
 
 def build_runner(
-    config: RunConfig, engine: Any, chat: ChatFormat, environments: EnvironmentHost, journal: EpisodeJournal
+    config: RunConfig, engine: Generating, chat: ChatFormat, environments: EnvironmentHost, journal: EpisodeJournal
 ) -> EpisodeRunner:
     """A runner of the run's environment and scaffold over an engine or a router of engines."""
     policy = next(iter(config.policies))
-    serving: Engine = engine
     sampling = config.rollout.sampling
     routing = routing_of(config.policies[policy].model) if sampling.routed_experts else None
     return EpisodeRunner(
-        player=Player(policy, serving, chat, sampling.build(routing)),
+        player=Player(policy, engine, chat, sampling.build(routing)),
         scaffold=build_scaffold(config.scaffold),
         environments=environments,
         scorer=Verifier(config.rollout.limits.tool_s),

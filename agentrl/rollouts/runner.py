@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from agentrl.journal.life import EpisodeLife
-from agentrl.protocols import DurableEnvironment, Engine, EnvironmentHost, Scaffold, Scorer
+from agentrl.protocols import DurableEnvironment, EnvironmentHost, Scaffold, Scorer
 from agentrl.rollouts.context import Context, EpisodeOver
 from agentrl.rollouts.environments import leave_alive, open_environment
 from agentrl.rollouts.journal import EpisodeJournal, EpisodeLog, EpisodeParked
 from agentrl.rollouts.record import EpisodeRecord
-from agentrl.rollouts.replay import ReplayingEngine
+from agentrl.rollouts.replay import Generating, ReplayingEngine
 from agentrl.rollouts.session import Session
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Agent, Episode, StopReason, Ticket
@@ -30,7 +30,7 @@ class Player:
     """Everything that a policy needs to act: its name, engine, chat format and sampling."""
 
     policy: str
-    engine: Engine
+    engine: Generating
     chat: ChatFormat
     sampling: Sampling
 
