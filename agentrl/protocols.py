@@ -8,10 +8,11 @@ runtime that puts components on other machines implements these and changes noth
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from agentrl.types.batch import Canary, Receipt, StepReport, TrainBatch, WeightsManifest
 from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResult
@@ -20,12 +21,17 @@ from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.message import Message, ToolSpec
 from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import WeightGroup, WeightSource
 
 
 class Engine(Protocol):
     """Serves a policy: token ids in, token ids out."""
 
     name: str
+
+    @property
+    def repeated_calls(self) -> Counter[str]:
+        """Control calls that were sent again because their answer was lost."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Continue a prompt; an interrupted request returns what it has, with finish ABORT."""
@@ -42,8 +48,20 @@ class Engine(Protocol):
     async def abort_all(self) -> None:
         """Give back everything in flight, queued or paused."""
 
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
-        """Take the weights in a folder and flush the KV cache; only while paused."""
+    async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Take new weights as far as the server can while it generates; they are served after `swap`."""
+
+    async def needs_pause(self) -> bool:
+        """Whether it must be paused for the swap of what was staged last."""
+
+    async def swap(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Serve new weights and flush the KV cache, or freeze requests with theirs, as the engine is configured."""
+
+    async def join_group(self, group: WeightGroup) -> None:
+        """Join a group through which weights are broadcast."""
+
+    async def leave_group(self, name: str) -> None:
+        """Leave such a group."""
 
     async def rename(self, version: PolicyVersion) -> None:
         """Call the weights that are served another version, which has the same; interrupts nothing."""
@@ -59,12 +77,6 @@ class Engine(Protocol):
 
     async def probe(self) -> PolicyVersion:
         """Whether it is well, and the version that it serves; not while paused."""
-
-    async def control(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Any other control call of the native protocol, such as ``/begin_weight_update``."""
-
-    async def update(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A control call that moves weights, with the deadline of a load."""
 
 
 class Environment(Protocol):
@@ -155,16 +167,6 @@ class Scaffold(Protocol):
         """Play one episode to its end."""
 
 
-class Sandbox(Protocol):
-    """Runs commands for tools apart from the platform."""
-
-    async def run(self, argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        """Run a command and give its exit status and output."""
-
-    async def close(self) -> None:
-        """End everything that runs inside; safe to call twice."""
-
-
 class Scorer(Protocol):
     """Judges episodes; the environment's verifier is one kind."""
 
@@ -224,7 +226,9 @@ class Trainer(Protocol):
 
 
 class WeightTransport(Protocol):
-    """Moves staged weights into engines, each by itself."""
+    """Moves staged weights into engines, each by itself; `sent_bytes` counts what was moved."""
+
+    sent_bytes: int
 
     async def needs_pause(self, engine: Engine) -> bool:
         """Whether the engine must stand still for it."""

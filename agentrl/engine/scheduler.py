@@ -11,10 +11,10 @@ import numpy as np
 
 from agentrl.engine.forward import Computed, ForwardPass, PassRunner
 from agentrl.engine.model import ServedModel
-from agentrl.engine.pause import PauseMode
 from agentrl.engine.request import BadRequestError, Request
 from agentrl.engine.slots import SlotTable
 from agentrl.engine.steps import StepPlanner, WeightLabels
+from agentrl.types.weights import PauseMode
 
 # From a socket to its handler a call takes several turns of the loop; with fewer, a pause lasts several short steps.
 _TURNS_BETWEEN_STEPS = 4

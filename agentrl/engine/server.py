@@ -11,11 +11,11 @@ from agentrl.engine.generation import GenerationService
 from agentrl.engine.memory import MemoryRoutes
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
-from agentrl.engine.pause import PauseMode
 from agentrl.engine.request import BadRequestError, UnwellError
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.updates import Handler, UpdateRoutes
 from agentrl.engine.weights import WeightStore
+from agentrl.types.weights import PauseMode
 
 
 class EngineServer:

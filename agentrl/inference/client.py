@@ -7,10 +7,10 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
@@ -21,13 +21,13 @@ from agentrl.inference.config import ClientConfig
 from agentrl.inference.identity import mismatch
 from agentrl.inference.labels import Labels
 from agentrl.inference.transport import NoAnswerError, decoded, error_text
+from agentrl.inference.weights import WeightCalls
 from agentrl.inference.wire import generation_body, parse_checksums, parse_generation, parse_scores, score_body
 from agentrl.types.batch import Receipt
 from agentrl.types.errors import Boundary, EngineError, EngineRefusedError, EngineRestartedError, EpisodeError
 from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion, VersionSpan
-
-PauseMode = Literal["abort", "retract", "in_place"]
+from agentrl.types.weights import PauseMode, WeightGroup, WeightSource
 
 _SCORE_PAUSES_S = (0.1, 1.0)
 
@@ -49,7 +49,7 @@ class EngineClient:
         name: str,
         url: str,
         config: ClientConfig,
-        pause_mode: PauseMode = "abort",
+        pause_mode: PauseMode = PauseMode.ABORT,
         token: str | None = None,
         mark: str | None = None,
     ) -> None:
@@ -60,6 +60,7 @@ class EngineClient:
         self._listed: dict[str, Any] | None = None
         self._unloading: set[asyncio.Task[None]] = set()
         self._http = EngineHttp(name, url, config, token)
+        self._weights = WeightCalls(self._http, self.labels, config, pause_mode)
 
     @property
     def repeated_calls(self) -> Counter[str]:
@@ -100,7 +101,7 @@ class EngineClient:
         """Stop generating in the configured mode; returns how many requests that interrupted."""
         if self.labels.mark is not None:
             await self.ping()  # of another run no request is to be interrupted
-        answer = await self._http.repeat("/pause_generation", {"mode": self._pause_mode}, self._config.control_s)
+        answer = await self._http.repeat("/pause_generation", {"mode": self._pause_mode.value}, self._config.control_s)
         return int(answer.get("num_paused_requests", 0))
 
     async def resume(self) -> None:
@@ -111,15 +112,25 @@ class EngineClient:
         """Give back everything in flight, queued or paused. Raises EngineError."""
         await self._http.repeat("/abort_request", {"abort_all": True}, self._config.control_s)
 
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
-        """Take the weights in a folder; flushes the KV cache unless requests are frozen in place."""
-        body = {
-            "model_path": path,
-            "weight_version": str(version),
-            "flush_cache": self._pause_mode != "in_place",
-            "abort_all_requests": False,
-        }
-        await self.update("/update_weights_from_disk", body)
+    async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Take new weights as far as the server can while it generates. Raises EngineError."""
+        await self._weights.stage(source, version)
+
+    async def needs_pause(self) -> bool:
+        """Whether it must be paused for the swap of what was staged last."""
+        return self._weights.needs_pause
+
+    async def swap(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Serve new weights; flushes the KV cache unless requests are frozen in place. Raises EngineError."""
+        await self._weights.swap(source, version)
+
+    async def join_group(self, group: WeightGroup) -> None:
+        """Join a group for broadcasts of weights. Raises EngineError."""
+        await self._weights.join_group(group)
+
+    async def leave_group(self, name: str) -> None:
+        """Leave a group for broadcasts. Raises EngineError."""
+        await self._weights.leave_group(name)
 
     async def load_adapter(self, path: str, version: PolicyVersion) -> None:
         """Take a LoRA adapter from a folder; later generations use it, earlier ones keep theirs.
@@ -136,29 +147,18 @@ class EngineClient:
                 self._unload_later(name)
         body, self._listed = {"lora_name": adapter.name, "lora_path": path}, None
         try:
-            answer = await self.update("/load_lora_adapter", body)
+            answer = await self._http.control("/load_lora_adapter", body, self._config.load_s)
         except EngineRefusedError:
             held = (await self._adapter_sources()).get(adapter.name)
             if held is None:
                 raise
             answer = {}
             if held != path:
-                await self.update("/unload_lora_adapter", {"lora_name": adapter.name})
-                answer = await self.update("/load_lora_adapter", body)
+                await self._unload(adapter.name)
+                answer = await self._http.control("/load_lora_adapter", body, self._config.load_s)
         self._listed = answer.get("loaded_adapters")
         if (old := self._shelf.put(adapter)) is not None:
             self._unload_later(old.name)
-
-    async def control(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Any other control call. Raises EngineError."""
-        return await self._http.control(path, body, self._config.control_s)
-
-    async def update(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A control call that moves weights. Raises EngineError."""
-        if self.labels.mark is not None and "weight_version" in body:
-            await self.ping()  # another run's mark is not to be overwritten
-            body = {**body, "weight_version": self.labels.write(body["weight_version"])}
-        return await self._http.control(path, body, self._config.load_s)
 
     async def ping(self) -> None:
         """Whether its process answers, paused or not, and is no other run's. Raises EngineError, EngineTakenError."""
@@ -233,7 +233,7 @@ class EngineClient:
         await self._http.close()
 
     async def _generate(self, request: GenerationRequest, adapter: Adapter | None) -> Generation:
-        keeps_kv = self._pause_mode == "in_place"
+        keeps_kv = not self._pause_mode.flushes_cache
         cache_name = self.labels.write(request.expects) if keeps_kv and request.expects else None
         body = generation_body(request, cache_name, adapter.name if adapter else None)
         content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -306,12 +306,15 @@ class EngineClient:
         if adapter is not None and self._shelf.end(adapter):
             self._unload_later(adapter.name)
 
+    async def _unload(self, name: str) -> None:
+        await self._http.control("/unload_lora_adapter", {"lora_name": name}, self._config.load_s)
+
     def _unload_later(self, name: str) -> None:
         """Unload in the background: nobody waits for it, and the engine holds it back while it is used."""
 
         async def unload() -> None:
             with contextlib.suppress(EngineError):
-                await self.update("/unload_lora_adapter", {"lora_name": name})
+                await self._unload(name)
 
         task = asyncio.create_task(unload(), name=f"unload-{name}")
         self._unloading.add(task)

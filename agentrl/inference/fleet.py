@@ -98,7 +98,9 @@ class Member:
 class Fleet:
     """Registry of one policy's engines; every change of state goes through it and wakes who waits.
 
-    `newest` is the version that was published last; an engine that missed it does not serve.
+    `newest` is the version that was published last; an engine that missed it does not serve. `restarts` counts
+    processes that took a dead one's place, `distrusted` how often an engine was set aside for tokens, or a version, of
+    weights that it was not proven to hold.
 
     Example: ``Fleet([client_a, client_b], PolicyVersion(0, 0))`` starts with both healthy at 0.0.
     """
@@ -106,6 +108,8 @@ class Fleet:
     def __init__(self, engines: Iterable[Engine], version: PolicyVersion) -> None:
         self.members = {e.name: Member(e, EngineState.HEALTHY, served=[version]) for e in engines}
         self.newest = version
+        self.restarts = self.distrusted = 0
+        self._calls_repeated_before = 0
         self._changed = asyncio.Event()
 
     @property
@@ -123,13 +127,20 @@ class Fleet:
         """Why each engine that does not serve does not."""
         return {n: m.reason for n, m in self.members.items() if m.state is not EngineState.HEALTHY}
 
-    def counts(self) -> dict[str, float]:
-        """Engines by state, for the metrics."""
+    def metrics(self) -> dict[str, float]:
+        """Engines by state and what was counted of them, under ``engines/``."""
         states = [member.state for member in self.members.values()]
-        return {f"engines/{state}": float(states.count(state)) for state in EngineState}
+        repeated = sum(member.engine.repeated_calls.total() for member in self.members.values())
+        return {
+            **{f"engines/{state}": float(states.count(state)) for state in EngineState},
+            "engines/restarts_total": float(self.restarts),
+            "engines/distrusted_total": float(self.distrusted),
+            "engines/repeated_calls_total": float(self._calls_repeated_before + repeated),
+        }
 
     def set_aside(self, name: str, reason: str) -> None:
-        """The engine lives but must prove its weights before it serves again."""
+        """The engine lives but is not believed, and must prove its weights before it serves again."""
+        self.distrusted += 1
         self._move(self.members[name], EngineState.STALE, reason)
 
     def suspect(self, name: str, reason: str) -> None:
@@ -157,6 +168,8 @@ class Fleet:
     def restarted(self, name: str, engine: Engine) -> None:
         """A new process took the dead one's place; it must prove its weights."""
         member = self.members[name]
+        self.restarts += 1
+        self._calls_repeated_before += member.engine.repeated_calls.total()
         member.replace_by(engine)
         self._move(member, EngineState.STALE, "restarted, holds its first weights")
 

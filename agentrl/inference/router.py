@@ -30,7 +30,8 @@ class EngineRouter:
     that by `Cause`, `regenerated` those for which tokens may have been drawn in vain, and `interrupted` the replies
     that an abort cut short. Of an answer that was lost nobody knows how long it was: it counts for as many tokens as
     the one that came in its place. A request waits for engines `wait_s` at most, since its first failure or since none
-    served; one that got three answers to other requests ends with that.
+    served; one that got three answers to other requests ends with that; `misdelivering` names
+    the engines that gave such answers.
     """
 
     def __init__(self, fleet: Fleet, wait_s: float = 0.0) -> None:
@@ -38,6 +39,7 @@ class EngineRouter:
         self.resent: Counter[Cause] = Counter()
         self.regenerated = 0
         self.interrupted = 0
+        self.misdelivering: set[str] = set()
         self._wait_s = wait_s
         self._rests: dict[str, float] = {}
         self._load: Counter[str] = Counter()
@@ -79,6 +81,15 @@ class EngineRouter:
         for name in self.fleet.healthy:
             with suppress(EpisodeError, EngineError):
                 await self.fleet.members[name].engine.abort_all()
+
+    def metrics(self) -> dict[str, float]:
+        """What was counted of requests, under ``requests/``."""
+        return {
+            **{f"requests/resent_{cause}_total": float(self.resent[cause]) for cause in Cause},
+            "requests/regenerated_total": float(self.regenerated),
+            "requests/interrupted_total": float(self.interrupted),
+            "requests/misdelivering_engines": float(len(self.misdelivering)),
+        }
 
     def end_session(self, session: str) -> None:
         """Forget where a session was served."""
@@ -123,6 +134,8 @@ class EngineRouter:
         if cause is None:
             raise error
         attempts.failed(member, cause, error)
+        if cause is Cause.MISDELIVERED:
+            self.misdelivering.add(member.name)
         if attempts.causes[Cause.MISDELIVERED] == _MISDELIVERIES:
             raise error
         if isinstance(error, EngineBusyError):

@@ -23,7 +23,6 @@ class FleetSupervisor:
 
     def __init__(self, fleet: Fleet, keeper: EngineKeeper, config: FleetConfig) -> None:
         self._fleet, self._keeper, self._config = fleet, keeper, config
-        self.restarts = 0
 
     async def run(self) -> None:
         """Watch every engine.
@@ -49,7 +48,6 @@ class FleetSupervisor:
             except EngineError as error:
                 self._fleet.dead(name, f"{reason}; {error}")
                 break
-            self.restarts += 1
             self._fleet.restarted(name, engine)
         if all(member.state is EngineState.DEAD for member in self._fleet.members.values()):
             raise EngineError(f"no engine is left: {self._fleet.describe()}\nResume the run to start them again")

@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.inference.client import PauseMode
 from agentrl.inference.config import EmbeddedEngineConfig, SGLangEngineConfig, StartedEngineConfig
 from agentrl.inference.labels import Labels
 from agentrl.types.errors import ConfigError
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import PauseMode
 
 _NO_OVERLAP = "--disable-overlap-schedule"
 
@@ -30,7 +30,7 @@ class EngineLaunch:
     is_deterministic: bool
     logs: Path
     number: int = 0
-    pause_mode: PauseMode = "abort"
+    pause_mode: PauseMode = PauseMode.ABORT
     mark: str | None = None
 
     @property
@@ -64,7 +64,7 @@ def _sglang(launch: EngineLaunch, config: SGLangEngineConfig, port: int) -> tupl
     command = [sys.executable, "-m", "agentrl.process.attended", *config.command]
     command += ["--model-path", str(launch.model), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--weight-version", launch.label]
-    if launch.pause_mode == "in_place" and not any(_sglang_name(key) == _NO_OVERLAP for key in config.args):
+    if launch.pause_mode is PauseMode.IN_PLACE and not any(_sglang_name(key) == _NO_OVERLAP for key in config.args):
         command.append(_NO_OVERLAP)  # else a token of the old weights is in its queue when it pauses
     for key, value in config.args.items():
         command += _sglang_option(key, value)

@@ -145,7 +145,8 @@ class Controller:
                 self.version = report.version
                 await self._buffer.trained({policy: report.version})
                 await self._stage(policy, report.version)
-                self._recorder.record_step(report, batches[policy], self._buffer, waited_s)
+                counted = parts.serving.metrics()
+                self._recorder.record_step(report, batches[policy], self._buffer, waited_s, counted)
             if self.version.step % self._config.checkpoint.interval_steps == 0:
                 await self._checkpoint()
         await self._checkpoint()

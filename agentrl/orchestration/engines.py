@@ -20,7 +20,7 @@ from agentrl.process.ports import free_port
 from agentrl.process.remote import tail
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.config import PublishConfig
+from agentrl.types.weights import PauseMode
 
 _POLL_S = 0.05
 _SAY_AFTER_S = 2.0
@@ -36,7 +36,7 @@ class EngineProcess:
         self._launch, self._process = launch, process
 
     @classmethod
-    async def start(cls, launch: EngineLaunch, client: ClientConfig, publish: PublishConfig) -> EngineProcess:
+    async def start(cls, launch: EngineLaunch, client: ClientConfig) -> EngineProcess:
         """Start the process and wait until it answers.
 
         Raises:
@@ -55,10 +55,10 @@ class EngineProcess:
                 env={**os.environ, **attended_environment(), **environment},
             )
         url = f"http://127.0.0.1:{port}"
-        engine = cls(launch, process, EngineClient(launch.name, url, client, publish.pause_mode, mark=launch.mark))
+        engine = cls(launch, process, EngineClient(launch.name, url, client, launch.pause_mode, mark=launch.mark))
         try:
             await engine._wait_until_up(launch.log)
-            if publish.pause_mode == "in_place":
+            if launch.pause_mode is PauseMode.IN_PLACE:
                 await check_swaps_in_place(engine.client)
         except BaseException:
             await engine.close()
@@ -113,7 +113,7 @@ class Attachment:
     url: str
     config: AttachedEngineConfig
     client: ClientConfig
-    publish: PublishConfig
+    pause_mode: PauseMode
     version: PolicyVersion
     mark: str | None = None
 
@@ -128,10 +128,10 @@ class Attachment:
             ConfigError: it cannot do what the configuration asks for.
         """
         token = os.environ.get(self.config.token_variable) if self.config.token_variable else None
-        engine = EngineClient(self.name, self.url, self.client, self.publish.pause_mode, token, self.mark)
+        engine = EngineClient(self.name, self.url, self.client, self.pause_mode, token, self.mark)
         try:
             await wait_for_answer(engine, self.config.start_s)
-            if self.publish.pause_mode == "in_place":
+            if self.pause_mode is PauseMode.IN_PLACE:
                 await check_swaps_in_place(engine)
         except BaseException:
             await engine.close()
@@ -148,13 +148,13 @@ def attachments(
     policy: str,
     config: AttachedEngineConfig,
     client: ClientConfig,
-    publish: PublishConfig,
+    pause_mode: PauseMode,
     version: PolicyVersion,
     mark: str | None = None,
 ) -> list[Attachment]:
     """One for each address of a policy's engines."""
     return [
-        Attachment(f"{policy}-{number}", url, config, client, publish, version, mark)
+        Attachment(f"{policy}-{number}", url, config, client, pause_mode, version, mark)
         for number, url in enumerate(config.urls)
     ]
 

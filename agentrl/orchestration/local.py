@@ -15,6 +15,7 @@ from agentrl.protocols import Engine
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import PauseMode
 
 
 class LocalRuntime:
@@ -34,12 +35,12 @@ class LocalRuntime:
         """The engines that serve a policy's rollouts. Raises ConfigError, EngineError or EngineTakenError."""
         config = self._policy(policy)
         if isinstance(config.engine, AttachedEngineConfig):
-            found = attachments(policy, config.engine, config.client, config.publish, version, self._mark)
+            found = attachments(policy, config.engine, config.client, config.publish.pause_mode, version, self._mark)
             async with asyncio.TaskGroup() as attaching:
                 tasks = [attaching.create_task(self._attach(attachment)) for attachment in found]
             return [task.result() for task in tasks]
         starts = (
-            self._launch(policy, f"engine-{policy}-{number}", model, version, number)
+            self._launch(policy, f"engine-{policy}-{number}", model, version, number, config.publish.pause_mode)
             for number in range(config.engine.count)
         )
         return list(await asyncio.gather(*starts))
@@ -53,7 +54,8 @@ class LocalRuntime:
                 "evaluation needs an engine of its own, which an attached engine cannot be; "
                 "set evaluation.interval_steps=0 and evaluation.final_tasks=0"
             )
-        engine = await self._launch(policy, name, model, version, config.count)
+        # Nothing is in flight between evaluations, and no request names a part of the cache: it must be flushed.
+        engine = await self._launch(policy, name, model, version, config.count, PauseMode.ABORT)
         self._watches.append(asyncio.create_task(self._report_end(name), name=f"watch-{name}"))
         return engine
 
@@ -120,7 +122,9 @@ class LocalRuntime:
         if not self._irreplaceable_ended.done():
             self._irreplaceable_ended.set_exception(EngineError(f"{reason}\nResume the run to start it again"))
 
-    async def _launch(self, policy: str, name: str, model: Path, version: PolicyVersion, number: int) -> Engine:
+    async def _launch(
+        self, policy: str, name: str, model: Path, version: PolicyVersion, number: int, pause_mode: PauseMode
+    ) -> Engine:
         config = self._policy(policy).engine
         assert not isinstance(config, AttachedEngineConfig)
         launch = EngineLaunch(
@@ -132,7 +136,7 @@ class LocalRuntime:
             self._config.is_deterministic,
             self._logs,
             number,
-            self._policy(policy).publish.pause_mode,
+            pause_mode,
             self._mark,
         )
         self._launches[name] = launch
@@ -144,8 +148,7 @@ class LocalRuntime:
         return client
 
     async def _start(self, launch: EngineLaunch) -> Engine:
-        config = self._policy(launch.policy)
-        process = await EngineProcess.start(launch, config.client, config.publish)
+        process = await EngineProcess.start(launch, self._policy(launch.policy).client)
         self._processes[launch.name] = process
         return process.client
 

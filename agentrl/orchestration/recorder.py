@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -73,6 +74,7 @@ class Recorder:
         self._counts: Counter[str] = Counter()
         self._reward_sum = 0.0
         self._kept_group: int | None = None
+        self._gaps_s: list[float] = []
         self._last_step_at = time.monotonic()
         self.max_staleness = 0
 
@@ -110,10 +112,19 @@ class Recorder:
         """Count a publication."""
         self._counts["publish_ms"] += round(1000 * max(receipt.seconds for receipt in receipts))
         self._counts["published"] += 1
+        self._gaps_s += [receipt.gap_s for receipt in receipts]
 
-    def record_step(self, report: StepReport, batch: TrainBatch, buffer: MemoryBuffer, waited_s: float) -> None:
-        """Write the metrics of a step."""
+    def record_step(
+        self,
+        report: StepReport,
+        batch: TrainBatch,
+        buffer: MemoryBuffer,
+        waited_s: float,
+        counted: Mapping[str, float],
+    ) -> None:
+        """Write the metrics of a step, and what is counted elsewhere as it stands now."""
         metrics = {**report.metrics, **self._rollout_metrics(), **_batch_metrics(batch), **buffer.ledger.goodput()}
+        metrics |= counted
         self.max_staleness = max(self.max_staleness, int(metrics["buffer/staleness_max_steps"]))
         metrics["buffer/ready_episodes"] = buffer.num_ready
         metrics["buffer/running_episodes"] = buffer.num_running
@@ -125,6 +136,7 @@ class Recorder:
         self._observer.on_step(report.version.step, metrics)
         self._counts.clear()
         self._reward_sum = 0.0
+        self._gaps_s.clear()
         self._kept_group = None
 
     def last_step(self) -> int:
@@ -156,6 +168,8 @@ class Recorder:
             metrics["rollout/reward_mean"] = self._reward_sum / counts["scored"]
         if counts["published"]:
             metrics["time/publish_s"] = counts["publish_ms"] / 1000 / counts["published"]
+        if self._gaps_s:
+            metrics["publish/gap_max_s"] = max(self._gaps_s)
         if not counts["episodes"]:
             return metrics
         for name in ("turns", "sampled_tokens"):

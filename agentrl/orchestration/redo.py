@@ -57,7 +57,8 @@ class Redo:
         self.version = next(iter(reports.values())).version
         await self._parts.buffer.trained(dict.fromkeys(batches, self.version))
         for policy, batch in batches.items() if self.version.step > recorded else ():
-            self._parts.recorder.record_step(reports[policy], batch, self._parts.buffer, 0.0)
+            counted = self._parts.policies[policy].serving.metrics()
+            self._parts.recorder.record_step(reports[policy], batch, self._parts.buffer, 0.0, counted)
 
     def _of_present_epoch(self, batch: TrainBatch) -> TrainBatch:
         """The batch for the present weights.

@@ -39,6 +39,10 @@ class Serving:
     publisher: StagedPublisher
     services: tuple[Service, ...]
 
+    def metrics(self) -> dict[str, float]:
+        """What was counted of engines, requests and publications since the run's process began."""
+        return {**self.fleet.metrics(), **self.router.metrics(), **self.publisher.metrics()}
+
 
 def build_serving(
     policy: PolicyConfig, engines: Sequence[Engine], keeper: EngineKeeper, first: WeightsManifest, logs: Path
@@ -62,17 +66,16 @@ def _wait_s(policy: PolicyConfig) -> float:
 def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:
     """The transport that a policy's configuration asks for."""
     config, load_s = policy.publish.transport, policy.client.load_s
-    in_place = policy.publish.pause_mode == "in_place"
     match config:
         case BroadcastTransportConfig():
-            return BroadcastTransport(config, load_s, in_place, logs)
+            return BroadcastTransport(config, load_s, logs)
         case TensorTransportConfig():
-            return TensorTransport(config, load_s, in_place, logs)
+            return TensorTransport(config, load_s, logs)
         case DeltaTransportConfig():
-            return DeltaTransport(config, load_s, in_place, logs)
+            return DeltaTransport(config, load_s, logs)
         case AdapterTransportConfig():
             return AdapterTransport()
-    return DiskTransport(in_place)
+    return DiskTransport()
 
 
 def evaluation_transport(policy: PolicyConfig) -> WeightTransport:

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 from agentrl.inference.client import EngineClient
 from agentrl.protocols import Engine
@@ -22,6 +23,7 @@ from agentrl.types.batch import Receipt
 from agentrl.types.errors import Boundary, EngineError, EpisodeError
 from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import FolderWeights, WeightGroup, WeightSource
 from agentrl.weights.sentinel import SENTINEL_SESSION
 
 T = TypeVar("T")
@@ -89,6 +91,11 @@ class ChaosEngine(Engine):
         self.struck = asyncio.Event()
         self.turn = asyncio.Lock()
 
+    @property
+    def repeated_calls(self) -> Counter[str]:
+        """Those of the engine."""
+        return self._engine.repeated_calls
+
     def arm(self, fault: Fault) -> None:
         """Strike at the next call of the fault's phase; `struck` is set then."""
         self._armed = fault
@@ -118,13 +125,29 @@ class ChaosEngine(Engine):
         """Never at fault."""
         await self._engine.abort_all()
 
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+    async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Take weights ahead."""
+        await self._call(FaultPhase.PREPARE, lambda: self._engine.stage(source, version))
+
+    async def needs_pause(self) -> bool:
+        """Never at fault."""
+        return await self._engine.needs_pause()
+
+    async def swap(self, source: WeightSource, version: PolicyVersion) -> None:
         """Take weights, the wrong ones if that is the fault."""
         fault = self._armed
         if fault == Fault(FaultKind.WRONG_WEIGHTS, FaultPhase.SWAP):
             self._strike()
-            path = str(self._victim.wrong_weights)
-        await self._call(FaultPhase.SWAP, lambda: self._engine.update_weights_from_disk(path, version))
+            source = FolderWeights(str(self._victim.wrong_weights))
+        await self._call(FaultPhase.SWAP, lambda: self._engine.swap(source, version))
+
+    async def join_group(self, group: WeightGroup) -> None:
+        """Never at fault."""
+        await self._engine.join_group(group)
+
+    async def leave_group(self, name: str) -> None:
+        """Never at fault."""
+        await self._engine.leave_group(name)
 
     async def rename(self, version: PolicyVersion) -> None:
         """Never at fault."""
@@ -145,15 +168,6 @@ class ChaosEngine(Engine):
     async def probe(self) -> PolicyVersion:
         """Never at fault."""
         return await self._engine.probe()
-
-    async def control(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Never at fault."""
-        return await self._engine.control(path, body)
-
-    async def update(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A call that moves weights; staging them is a phase of its own."""
-        phase = FaultPhase.PREPARE if path == "/stage_weights" else FaultPhase.SWAP
-        return await self._call(phase, lambda: self._engine.update(path, body))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -188,6 +202,6 @@ class ChaosEngine(Engine):
     async def _roll_back(self, phase: FaultPhase) -> None:
         # A restart interrupts no load; SGLang stands still for ever when two loads and two pauses cross.
         async with self.turn if phase is FaultPhase.GENERATE else contextlib.nullcontext():
-            await self._engine.control("/pause_generation", {"mode": "abort"})
-            await self._engine.update_weights_from_disk(str(self._victim.old_weights), self._victim.old_version)
-            await self._engine.control("/continue_generation", {})
+            await self._engine.pause()
+            await self._engine.swap(FolderWeights(str(self._victim.old_weights)), self._victim.old_version)
+            await self._engine.resume()

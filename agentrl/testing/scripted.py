@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from agentrl.protocols import Engine
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt
-from agentrl.types.errors import EngineRefusedError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.message import Message
 from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.weights import WeightGroup, WeightSource
 
 Script = Callable[[str, Sequence[Message]], Message]
 
@@ -31,6 +31,11 @@ class ScriptedEngine(Engine):
         self.name = "scripted"
         self.version = version or PolicyVersion(0, 0)
         self._chat, self._script = chat, script
+
+    @property
+    def repeated_calls(self) -> Counter[str]:
+        """No answer is ever lost."""
+        return Counter()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """The scripted reply, cut where the request's budget ends."""
@@ -54,7 +59,14 @@ class ScriptedEngine(Engine):
     async def abort_all(self) -> None:
         """Nothing is ever in flight."""
 
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+    async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Nothing is taken ahead."""
+
+    async def needs_pause(self) -> bool:
+        """Always."""
+        return True
+
+    async def swap(self, source: WeightSource, version: PolicyVersion) -> None:
         """Only the version changes."""
         self.version = version
 
@@ -73,13 +85,11 @@ class ScriptedEngine(Engine):
         """Always well."""
         return self.version
 
-    async def control(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Nothing else is known."""
-        raise EngineRefusedError(f"{self.name} does not serve {path}", 404)
+    async def join_group(self, group: WeightGroup) -> None:
+        """Nothing is ever broadcast."""
 
-    async def update(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Nothing else is known."""
-        return await self.control(path, body)
+    async def leave_group(self, name: str) -> None:
+        """Nothing is ever broadcast."""
 
     async def load_adapter(self, path: str, version: PolicyVersion) -> None:
         """Only the version changes."""

@@ -16,6 +16,9 @@ class AdapterTransport:
     generation ends. The first manifest of a run is the base model itself, which engines hold already.
     """
 
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+
     async def needs_pause(self, engine: Engine) -> bool:
         """Never."""
         return False
@@ -27,6 +30,7 @@ class AdapterTransport:
         """Load the staged adapter. Raises EngineError."""
         if manifest.kind == "adapter":
             await engine.load_adapter(manifest.path, manifest.version)
+            self.sent_bytes += manifest.num_bytes
 
     async def forget(self, engine: str) -> None:
         """Nothing is kept."""

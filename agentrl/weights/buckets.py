@@ -11,25 +11,13 @@ from typing import Any
 from safetensors import safe_open
 
 from agentrl.types.errors import StorageError
+from agentrl.types.weights import Bucket
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1}
 _DTYPES = {
     "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64", "I32": "int32",
     "U8": "uint8",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Tensors that travel together, in order.
-
-    Example: ``Bucket(("a", "b"), ("float32", "float32"), ((2, 3), (4,)), 40)``.
-    """
-
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

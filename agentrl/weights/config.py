@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentrl.config.base import ConfigModel
+from agentrl.types.weights import PauseMode
 
 _BUCKET_BYTES = 256 * 2**20
 
@@ -85,7 +86,7 @@ class PublishConfig(ConfigModel):
 
     transport: TransportConfig = DiskTransportConfig()
     """How the bytes reach the engines."""
-    pause_mode: Literal["abort", "retract", "in_place"] = "abort"
+    pause_mode: PauseMode = PauseMode.ABORT
     """What the pause does to requests in flight: sessions get them back and continue them; or the engine
     requeues them; or it freezes them and they go on with their old KV."""
     max_canary_gap_nats: Annotated[float, Field(gt=0)] = 0.05

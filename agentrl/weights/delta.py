@@ -26,24 +26,23 @@ class _Copy:
 
 
 class DeltaTransport:
-    """Keeps two versions on the engines' host; `sent_bytes` counts deltas, `full_bytes` what they stand for.
+    """Keeps two versions on the engines' host; `sent_bytes` counts what went there, not what engines read there.
 
     The first version goes whole. Rebuilt weights are checked against the trainer's checksums before any
     engine hears of them. One host serves all engines of the fleet, so a version is rebuilt once.
     """
 
-    def __init__(self, config: DeltaTransportConfig, load_s: float, in_place: bool, logs: Path) -> None:
+    def __init__(self, config: DeltaTransportConfig, load_s: float, logs: Path) -> None:
         self._config, self._load_s, self._logs = config, load_s, logs
         self._sender: SenderProcess | None = None
         self._copy: _Copy | None = None
-        self._disk = DiskTransport(in_place)
+        self._disk = DiskTransport()
         self._lock = asyncio.Lock()
         self.sent_bytes = 0
-        self.full_bytes = 0
 
     async def needs_pause(self, engine: Engine) -> bool:
-        """As of the disk, from where engines take what was rebuilt. Raises EngineError."""
-        return await self._disk.needs_pause(engine)
+        """As the engine says."""
+        return await engine.needs_pause()
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Rebuild the version on the engines' host, unless another engine's turn did. Raises EngineError."""
@@ -57,8 +56,7 @@ class DeltaTransport:
         await self._disk.send(engine, self._rebuilt(manifest))
 
     async def forget(self, engine: str) -> None:
-        """It may come back as another kind of server."""
-        await self._disk.forget(engine)
+        """Nothing is kept for one engine."""
 
     async def close(self) -> None:
         """End the sender and free the host's memory; safe to call twice."""
@@ -84,14 +82,14 @@ class DeltaTransport:
                 await asyncio.to_thread(_copy_folder, Path(manifest.path), target)
             except OSError as error:
                 raise EngineError(f"weights cannot be copied to {target}: {error}; free space there") from error
-            self._account(manifest.num_bytes, manifest.num_bytes)
+            self.sent_bytes += manifest.num_bytes
         else:
             sender = await self._running_sender()
             arguments = (str(base.folder), manifest.path, str(delta), self._config.full_above)
             num_bytes = await sender.call("delta", *arguments, result=int, deadline_s=self._load_s)
             rebuild = (str(base.folder), str(delta), str(target), manifest.checksums)
             await sender.call("rebuild", *rebuild, result=type(None), deadline_s=self._load_s)
-            self._account(num_bytes, manifest.num_bytes)
+            self.sent_bytes += num_bytes
             delta.unlink(missing_ok=True)
         self._copy = _Copy(manifest.version, target)
         if base is not None and base.folder != target:
@@ -101,10 +99,6 @@ class DeltaTransport:
         if self._sender is None or not self._sender.is_alive:
             self._sender = await SenderProcess.start("sender-delta", self._logs / "sender-delta.log")
         return self._sender
-
-    def _account(self, sent_bytes: int, full_bytes: int) -> None:
-        self.sent_bytes += sent_bytes
-        self.full_bytes += full_bytes
 
 
 def _copy_folder(source: Path, target: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from agentrl.protocols import Engine
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import StorageError
-from agentrl.weights.ahead import AheadEngines
+from agentrl.types.weights import FolderWeights
 
 _SIZE_BYTES = 8  # of the header's size, in front of a safetensors file
 
@@ -21,31 +21,26 @@ class DiskTransport:
     Embedded engines read it before their pause; to SGLang, which knows no such call, it is new in the pause.
     """
 
-    def __init__(self, in_place: bool = False) -> None:
-        self._ahead = AheadEngines(in_place)
+    def __init__(self) -> None:
+        self.sent_bytes = 0
 
     async def needs_pause(self, engine: Engine) -> bool:
-        """Not for weights in place that the engine has taken ahead. Raises EngineError."""
-        return await self._ahead.needs_pause(engine)
+        """As the engine says."""
+        return await engine.needs_pause()
 
     async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Let the engine read and check the folder while it generates. Raises EngineError, or StorageError."""
         if (folder := Path(manifest.path)).is_dir():  # else it is another machine's, and the engine's to judge
             await asyncio.to_thread(check_staged, folder)
-        if await self._ahead.includes(engine):
-            body = {"model_path": manifest.path, "weight_version": str(manifest.version)}
-            await engine.update("/stage_weights", body)
+        await engine.stage(FolderWeights(manifest.path), manifest.version)
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
         """Let an engine serve what it has read, or a paused one load the staged folder. Raises EngineError."""
-        if not await self._ahead.needs_pause(engine):
-            await self._ahead.swap(engine, manifest.version)
-            return
-        await engine.update_weights_from_disk(manifest.path, manifest.version)
+        await engine.swap(FolderWeights(manifest.path), manifest.version)
+        self.sent_bytes += manifest.num_bytes
 
     async def forget(self, engine: str) -> None:
-        """It may come back as another kind of server."""
-        self._ahead.forget(engine)
+        """Nothing is kept."""
 
     async def close(self) -> None:
         """Nothing is kept."""

@@ -6,29 +6,29 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.inference.calls import LostAnswerError
 from agentrl.inference.fleet import EngineState, Fleet, Member
-from agentrl.protocols import WeightTransport
+from agentrl.protocols import Publisher, WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.errors import EngineError, PublishError
 from agentrl.weights.config import PublishConfig
-from agentrl.weights.receipts import ReceiptBook
+from agentrl.weights.counts import PublishCounts, PublishPhase
+from agentrl.weights.receipts import ReceiptBook, ReceiptError
 from agentrl.weights.sentinel import check_canary
 
 _GRACE_S = 0.2
 
 
-class StagedPublisher:
+class StagedPublisher(Publisher):
     """Publisher of one policy over its fleet.
 
     Invariant: an engine serves rollouts only with a receipt for the newest published version. One that
     fails in any phase is set aside, its sessions go on elsewhere, and it is brought back by `sync`, which
-    the resynchronizer calls. Failures are counted by phase in `counts`, and so are versions whose weights an engine
-    held already: a step from which nothing is learned makes such a version. The engine is then only told its name and
-    proves it, and no generation is interrupted.
+    the resynchronizer calls. A step from which nothing is learned makes a version whose weights an engine holds
+    already: it is then only told the name and proves it, and no generation is interrupted. `counts` says how often
+    each of these happened.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StagedPublisher:
         self._receipts: dict[str, Receipt] = {}
         self._syncs: dict[str, asyncio.Task[None]] = {}
         self._errors: list[Exception] = []
-        self.counts: Counter[str] = Counter()
+        self.counts = PublishCounts()
 
     async def publish(self, manifest: WeightsManifest) -> Sequence[Receipt]:
         """Bring the version to all engines that serve; those that do not are `sync`'s.
@@ -111,6 +111,10 @@ class StagedPublisher:
                 if isinstance(result, str) or manifest.version == self._newest.version:
                     return result
 
+    def metrics(self) -> dict[str, float]:
+        """Counters by name, under ``publish/``."""
+        return {**self.counts.metrics(), "publish/sent_bytes_total": float(self._transport.sent_bytes)}
+
     async def close(self) -> None:
         """End what goes on in the background and free what the transport keeps; safe to call twice."""
         syncs = list(self._syncs.values())
@@ -136,12 +140,13 @@ class StagedPublisher:
     async def _sync(self, member: Member, manifest: WeightsManifest) -> Receipt | str:
         started = time.monotonic()
         engine = member.engine
+        is_held = self._holds_weights_of(member, manifest)
         try:
-            if self._holds_weights_of(member, manifest):
+            if is_held:
                 receipt = await self._rename(member, manifest)
             else:
                 receipt = await self._swap(member, manifest)
-            member.phase = "canary"
+            member.phase = PublishPhase.CANARY
             sentinel = await check_canary(engine, manifest, self._config.max_canary_gap_nats)
             self._book.enter(receipt, manifest)
         except EngineError as error:
@@ -149,6 +154,7 @@ class StagedPublisher:
         self._fleet.proven(member.name)
         receipt = dataclasses.replace(receipt, seconds=time.monotonic() - started, sentinel=sentinel)
         self._receipts[member.name] = receipt
+        self.counts.proven(receipt, 0 if is_held else manifest.num_bytes)
         return receipt
 
     def _holds_weights_of(self, member: Member, manifest: WeightsManifest) -> bool:
@@ -161,34 +167,34 @@ class StagedPublisher:
     async def _swap(self, member: Member, manifest: WeightsManifest) -> Receipt:
         """Bring the weights and let the engine serve them. Raises EngineError."""
         engine, aborted = member.engine, 0
-        member.phase = "prepare"
+        member.phase = PublishPhase.PREPARE
         await self._transport.prepare(engine, manifest)
         pauses = await self._transport.needs_pause(engine)
         paused = time.monotonic()
         if pauses:
-            member.phase = "pause"
+            member.phase = PublishPhase.PAUSE
             aborted = await engine.pause()
         self._fleet.begin_proof(member.name, manifest.version)
-        member.phase = "swap"
+        member.phase = PublishPhase.SWAP
         await self._transport.send(engine, manifest)
-        member.phase = "receipt"
+        member.phase = PublishPhase.RECEIPT
         receipt = await engine.receipt()
         self._book.check(receipt, manifest)
         if pauses:
-            member.phase = "resume"
+            member.phase = PublishPhase.RESUME
             await engine.resume()
         gap_s = time.monotonic() - paused if pauses else 0.0
         return dataclasses.replace(receipt, aborted=aborted, gap_s=gap_s)
 
     async def _rename(self, member: Member, manifest: WeightsManifest) -> Receipt:
         """Tell the engine that what it serves has another version now. Raises EngineError."""
-        self.counts["publish/unchanged"] += 1
+        self.counts.unchanged += 1
         self._fleet.begin_proof(member.name, manifest.version)
-        member.phase = "rename"
+        member.phase = PublishPhase.RENAME
         # Whether it came although its answer was lost, the receipt tells.
         with contextlib.suppress(LostAnswerError):
             await member.engine.rename(manifest.version)
-        member.phase = "receipt"
+        member.phase = PublishPhase.RECEIPT
         receipt = await member.engine.receipt()
         self._book.check(receipt, manifest)
         return receipt
@@ -196,10 +202,10 @@ class StagedPublisher:
     async def _prove(self, member: Member, manifest: WeightsManifest) -> None:
         async with member.turn:
             try:
-                member.phase = "receipt"
+                member.phase = PublishPhase.RECEIPT
                 receipt = await member.engine.receipt()
                 self._book.check(receipt, manifest)
-                member.phase = "canary"
+                member.phase = PublishPhase.CANARY
                 sentinel = await check_canary(member.engine, manifest, self._config.max_canary_gap_nats)
                 self._book.enter(receipt, manifest)
             except EngineError as error:
@@ -207,10 +213,12 @@ class StagedPublisher:
                 return
             self._fleet.proven(member.name)
             self._receipts[member.name] = dataclasses.replace(receipt, sentinel=sentinel)
+            self.counts.proven(receipt, 0)
 
     async def _fail(self, member: Member, manifest: WeightsManifest, error: EngineError) -> str:
         engine, phase = member.engine, member.phase
-        self.counts[f"publish/failed_{phase}"] += 1
+        self.counts.failed[phase] += 1
+        self.counts.refused += isinstance(error, ReceiptError)
         self._fleet.disproven(engine.name, f"{phase} of version {manifest.version} failed: {error}")
         await self._transport.forget(engine.name)
         with contextlib.suppress(EngineError):

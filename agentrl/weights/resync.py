@@ -27,7 +27,6 @@ class Resynchronizer:
         self._fleet, self._publisher = fleet, publisher
         self._failures: Counter[str] = Counter()
         self._busy: set[str] = set()
-        self.resyncs = 0
 
     async def run(self) -> None:
         """Take care of every engine that becomes stale.
@@ -54,7 +53,7 @@ class Resynchronizer:
             while self._fleet.members[name].state is EngineState.STALE:
                 if isinstance(await self._publisher.sync(name), Receipt):
                     self._failures.pop(name, None)
-                    self.resyncs += 1
+                    self._publisher.counts.resyncs += 1
                     return
                 if await self._answers(name):
                     self._failures[name] += 1

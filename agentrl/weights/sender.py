@@ -16,7 +16,8 @@ from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.process.server import serve
 from agentrl.types.errors import EngineError
-from agentrl.weights.buckets import Bucket, plan_buckets, weight_files
+from agentrl.types.weights import Bucket
+from agentrl.weights.buckets import plan_buckets, weight_files
 
 if TYPE_CHECKING:
     import torch

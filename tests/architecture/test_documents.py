@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -13,10 +14,11 @@ from agentrl.cli.main import app
 from agentrl.models.verified import markdown_table
 from agentrl.orchestration.config import load_run_config
 from agentrl.orchestration.warmstart_config import load_warmstart_config
+from tests.metric_table import documented_metrics, undocumented
 
 MAX_PROTOCOL_LINES = 300
 SEAMS = (
-    "Engine", "Environment", "Scaffold", "Sandbox", "Scorer", "EpisodeBuffer", "Trainer", "Publisher",
+    "Engine", "Environment", "Scaffold", "Scorer", "EpisodeBuffer", "Trainer", "Publisher",
     "WeightTransport", "Runtime", "MetricSink",
 )  # fmt: skip
 RECIPES = sorted(Path(__file__).parents[2].glob("environments/*/*.toml"))
@@ -70,6 +72,18 @@ def test_a_recipe_says_how_it_is_run(recipe, root):
     is_run = "policies" in tomllib.loads(recipe.read_text())
     command = f"# agentrl {'train' if is_run else 'warmstart'} {recipe.relative_to(root)}"
     assert any(line.startswith(command) for line in recipe.read_text().splitlines()), f"no line '{command}'"
+
+
+def test_every_metric_that_the_code_names_is_in_the_table(platform):
+    areas = {name.partition("/")[0] for name in documented_metrics()}
+    named = re.compile(f"({'|'.join(sorted(areas))})/[a-z0-9_]*[a-z0-9]")
+    constants = {
+        node.value
+        for module in platform
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert undocumented({text for text in constants if named.fullmatch(text)}) == set()
 
 
 def _commands(root: Path) -> list[list[str]]:

@@ -21,7 +21,6 @@ from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.config import PublishConfig
 from tests.benchmarks.report import report
 from tests.benchmarks.storm import Storm, StormPlan
 
@@ -64,7 +63,7 @@ async def run(folder: Path, seed: int) -> None:
     models = make_models(folder)
     config = EmbeddedEngineConfig(args={"max_running_requests": 8})
     launch = EngineLaunch("main", "storm", models[0], PolicyVersion(0, 0), config, False, folder)
-    engine = await EngineProcess.start(launch, ClientConfig(), PublishConfig())
+    engine = await EngineProcess.start(launch, ClientConfig())
     try:
         await measure(engine.client, StormPlan(models, NUM_ABORTS, seed=seed), "abort_storm")
     finally:

@@ -163,7 +163,7 @@ class Stage:
 
     async def _launch(self, name: str) -> ChaosEngine:
         launch = EngineLaunch("main", name, self.models[0], FIRST, self.setting.engine, False, self.logs)
-        process = await EngineProcess.start(launch, self.setting.client, PublishConfig())
+        process = await EngineProcess.start(launch, self.setting.client)
         victim = Victim(process.pid, self.wrong, self.models[0], FIRST)
         self.processes[name] = process
         self.actors[name] = ChaosEngine(process.client, victim)

@@ -234,7 +234,7 @@ async def _measure_publish(rank: TrainerRank, model: Path, device: str, size: Si
 
 
 def _tensors(place: str, folder: Path) -> WeightTransport:
-    return TensorTransport(TensorTransportConfig(device=place), LOAD_S, False, folder)
+    return TensorTransport(TensorTransportConfig(device=place), LOAD_S, folder)
 
 
 def _as(manifest: WeightsManifest, version: PolicyVersion) -> WeightsManifest:

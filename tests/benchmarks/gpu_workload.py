@@ -30,7 +30,6 @@ from agentrl.types.episode import Episode, Node, SampledColumns
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest, Sampling
 from agentrl.types.trajectory import Trajectory, build_trajectories
 from agentrl.types.version import PolicyVersion, VersionSpan
-from agentrl.weights.config import PublishConfig
 
 FIRST = PolicyVersion(0, 0)
 GROUP = 4
@@ -210,7 +209,7 @@ async def start_engine(model: Path, logs: Path, device: str, dtype: str, **args:
     config = EmbeddedEngineConfig(args={"device": device, "dtype": dtype, **args}, start_s=LOAD_S)
     launch = EngineLaunch("main", "engine", model, FIRST, config, False, logs)
     client = ClientConfig(load_s=LOAD_S)
-    return await EngineProcess.start(launch, client, PublishConfig())
+    return await EngineProcess.start(launch, client)
 
 
 async def draw_replies(engine: EngineClient, prompts: Sequence[np.ndarray], num_tokens: int) -> list[Generation]:

@@ -69,7 +69,7 @@ def play(folder: Path, chat: ChatFormat, num_tokens: int) -> Episode:
     async def run() -> Episode:
         writer = JournalWriter(folder, "worker-0")
         limits = Limits(100_000, 10**9, 10**6, 60.0, 3600.0)
-        player: Any = Player("main", WordyEngine(chat, num_tokens), chat, Sampling())  # type: ignore[arg-type]
+        player: Any = Player("main", WordyEngine(chat, num_tokens), chat, Sampling())
         host = InlineHost(faulty, FaultyOptions(), 60.0)
         runner = EpisodeRunner(player, ToolCalling(), host, Verifier(60.0), WorkerJournal(writer, 1), limits)
         try:

@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import Any
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
@@ -39,6 +38,7 @@ from agentrl.process.ports import free_port
 from agentrl.protocols import Engine, WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import PauseMode, WeightSource
 from agentrl.weights.broadcast import BroadcastTransport
 from agentrl.weights.buckets import Bucket
 from agentrl.weights.config import (
@@ -105,17 +105,28 @@ async def measure_transport(bench: Bench, name: str, transport: WeightTransport)
     }
 
 
+class _TimedEngine:
+    """The calls of an engine that a broadcast makes, of which those that stage weights are timed."""
+
+    def __init__(self, engine: Engine, times: list[float]) -> None:
+        self.name, self.join_group, self.leave_group = engine.name, engine.join_group, engine.leave_group
+        self._engine, self._times = engine, times
+
+    async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
+        started = time.monotonic()
+        await self._engine.stage(source, version)
+        self._times.append(time.monotonic() - started)
+
+
 class _TimedBroadcast(BroadcastTransport):
     """Sums up how long the buckets of each publication are on their way, from the call to the engine's answer."""
 
     def __init__(self, logs: Path) -> None:
-        super().__init__(BroadcastTransportConfig(), LOAD_S, False, logs)
+        super().__init__(BroadcastTransportConfig(), LOAD_S, logs)
         self.times: list[float] = []
 
-    async def _send_ahead(self, engine: Engine, link: Any, version: str) -> None:
-        started = time.monotonic()
-        await super()._send_ahead(engine, link, version)
-        self.times.append(time.monotonic() - started)
+    async def prepare(self, engine: Engine, manifest: WeightsManifest) -> None:
+        await super().prepare(_TimedEngine(engine, self.times), manifest)  # type: ignore[arg-type]
 
 
 async def measure_broadcast(bench: Bench, beside: Surroundings) -> float:
@@ -153,7 +164,7 @@ class _TimedDisk(DiskTransport):
     """Says how long each swap took, from the call to the engine's answer."""
 
     def __init__(self) -> None:
-        super().__init__(in_place=True)
+        super().__init__()
         self.times: list[float] = []
 
     async def send(self, engine: Engine, manifest: WeightsManifest) -> None:
@@ -164,7 +175,7 @@ class _TimedDisk(DiskTransport):
 
 async def measure_in_place(bench: Bench) -> dict[str, float]:
     """A swap in place: its call, and the gaps between two tokens around it."""
-    client = EngineClient("in-place", bench.client.url, ClientConfig(load_s=LOAD_S), "in_place")
+    client = EngineClient("in-place", bench.client.url, ClientConfig(load_s=LOAD_S), PauseMode.IN_PLACE)
     gaps: list[float] = []
     around: list[float] = []
     bystander = asyncio.create_task(token_gaps(client.url, gaps))
@@ -174,7 +185,7 @@ async def measure_in_place(bench: Bench) -> dict[str, float]:
     inner._version = PolicyVersion(2, 0)
     transport = _TimedDisk()
     fleet = Fleet([client], PolicyVersion(2, 0))
-    publisher = StagedPublisher(fleet, transport, PublishConfig(pause_mode="in_place"), inner.manifest())
+    publisher = StagedPublisher(fleet, transport, PublishConfig(pause_mode=PauseMode.IN_PLACE), inner.manifest())
     for _ in range(2 * PUBLICATIONS):
         manifest = inner.manifest()
         await transport.prepare(client, manifest)
@@ -196,11 +207,11 @@ async def measure_in_place(bench: Bench) -> dict[str, float]:
 async def measure(model: Path, folder: Path) -> None:
     manifests = make_weights(model, folder)
     launch = EngineLaunch("main", "bench", Path(manifests[0].path), FIRST, EmbeddedEngineConfig(), False, folder)
-    engine = await EngineProcess.start(launch, ClientConfig(load_s=LOAD_S), PublishConfig())
+    engine = await EngineProcess.start(launch, ClientConfig(load_s=LOAD_S))
     bench = Bench(engine.client, manifests, folder)
-    tensors = TensorTransport(TensorTransportConfig(), LOAD_S, False, folder)
-    broadcast = BroadcastTransport(BroadcastTransportConfig(), LOAD_S, False, folder)
-    delta = DeltaTransport(DeltaTransportConfig(folder=folder / "host"), LOAD_S, False, folder)
+    tensors = TensorTransport(TensorTransportConfig(), LOAD_S, folder)
+    broadcast = BroadcastTransport(BroadcastTransportConfig(), LOAD_S, folder)
+    delta = DeltaTransport(DeltaTransportConfig(folder=folder / "host"), LOAD_S, folder)
     try:
         transports = [
             await measure_transport(bench, "disk", DiskTransport()),

@@ -42,7 +42,6 @@ from agentrl.types.episode import Episode, Node, SampledColumns
 from agentrl.types.generation import Generation, GenerationRequest, Sampling
 from agentrl.types.trajectory import build_trajectories
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.config import PublishConfig
 from tests.benchmarks.report import report
 
 NUM_SEQUENCES = 16
@@ -57,7 +56,7 @@ async def served_by(model: Path, logs: Path, sampling: Sampling, seed: int, **ar
     """Replies of an engine to random prompts, all at once."""
     rng = np.random.default_rng(seed)
     launch = EngineLaunch("main", "engine", model, PolicyVersion(0, 0), EmbeddedEngineConfig(args=args), False, logs)
-    engine = await EngineProcess.start(launch, ClientConfig(), PublishConfig())
+    engine = await EngineProcess.start(launch, ClientConfig())
     prompts = rng.integers(3, 300, (NUM_SEQUENCES, PROMPT_TOKENS)).astype(np.int32)
     names = [f"rid-{number:08d}" for number in range(NUM_SEQUENCES)]
     requests = [

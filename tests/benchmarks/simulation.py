@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ from agentrl.orchestration.serving import Serving
 from agentrl.rollouts.journal import NoJournal
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt, StepReport, TrainBatch, WeightsManifest
-from agentrl.types.errors import EngineRefusedError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.weights import WeightSource
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
@@ -64,6 +64,7 @@ class TailEngine:
     name: str = "tail"
     version: PolicyVersion = FIRST
     busy_s: float = 0.0
+    repeated_calls: Counter[str] = field(default_factory=Counter)
     _replies: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     _prompts: dict[tuple[str, int], int] = field(default_factory=dict)
     _pause: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,15 +93,18 @@ class TailEngine:
         self._pause.clear()
         self._resume.set()
 
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
+    async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
+        """Nothing is taken ahead."""
+
+    async def needs_pause(self) -> bool:
+        return True
+
+    async def swap(self, source: WeightSource, version: PolicyVersion) -> None:
         await asyncio.sleep(SWAP_S)
         self.version = version
 
     async def receipt(self) -> Receipt:
         return Receipt(self.name, self.version, {}, 0.0, 0)
-
-    async def control(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        raise EngineRefusedError(f"{self.name} has no {path}", HTTPStatus.NOT_FOUND)
 
     async def _until_paused(self, rest: np.ndarray) -> np.ndarray:
         loop = asyncio.get_running_loop()

@@ -27,6 +27,7 @@ from agentrl.types.message import Message, Role
 from agentrl.types.task import Limits
 from agentrl.types.trajectory import build_trajectories
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import FolderWeights
 from tests.benchmarks.storm_layers import ClockedEngine, EngineLayer, ForgetfulEngine, RecordingEngine
 from tests.benchmarks.storm_verdict import count_common, find_max_gap
 
@@ -103,7 +104,7 @@ class Storm:
     async def _publish(self, version: PolicyVersion) -> None:
         await self._client.pause()
         self._fleet.begin_proof(self._client.name, version)
-        await self._client.update_weights_from_disk(str(self._plan.models[version.step % 2]), version)
+        await self._client.swap(FolderWeights(str(self._plan.models[version.step % 2])), version)
         await self._client.resume()
         self._fleet.proven(self._client.name)
         self._loaded = version

@@ -11,6 +11,7 @@ import pytest
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
 from agentrl.process.ports import free_port
+from agentrl.types.weights import FolderWeights
 from tests.benchmarks.gpu_workload import FIRST, TINY, make_model
 from tests.servers.process import running_server
 
@@ -58,6 +59,6 @@ async def engine(engine_url: str, gpu_model: Path) -> AsyncIterator[EngineClient
     client = EngineClient("engine", engine_url, ClientConfig())
     yield client
     await client.abort_all()
-    await client.update_weights_from_disk(str(gpu_model), FIRST)
+    await client.swap(FolderWeights(str(gpu_model)), FIRST)
     await client.resume()
     await client.close()

@@ -19,7 +19,7 @@ from agentrl.testing.tiny_moe import NUM_LAYERS, TOP_K, make_tiny_moe_model
 from agentrl.types.errors import ConfigError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.config import PublishConfig
+from agentrl.types.weights import FolderWeights
 from tests.benchmarks.gpu_workload import (
     NO_STOP,
     TINY,
@@ -127,7 +127,7 @@ async def test_released_memory_is_free_for_others_and_comes_back(
     kv_bytes = 2 * TINY.layers * KV_ROWS * TINY.key_heads * TINY.head_dim * KV_TOKENS * torch.bfloat16.itemsize
     assert before is None or after is None or before - after > kv_bytes / 2
     await tell(engine, "/resume_memory_occupation")
-    await engine.update_weights_from_disk(str(gpu_model), PolicyVersion(0, 1))
+    await engine.swap(FolderWeights(str(gpu_model)), PolicyVersion(0, 1))
     await engine.resume()
     replies = await draw_replies(engine, prompts, 8)
     assert {span.version for reply in replies for span in reply.versions} == {PolicyVersion(0, 1)}
@@ -163,4 +163,4 @@ async def test_a_device_that_is_not_there_ends_the_start_with_its_name(gpu_model
     config = EmbeddedEngineConfig(args={"device": "cuda:99"})
     launch = EngineLaunch("main", "engine", gpu_model, PolicyVersion(0, 0), config, False, tmp_path)
     with pytest.raises(ConfigError, match=r"--device cuda:99: torch .* finds \d+ CUDA devices"):
-        await EngineProcess.start(launch, ClientConfig(), PublishConfig())
+        await EngineProcess.start(launch, ClientConfig())

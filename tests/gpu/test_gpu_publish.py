@@ -48,7 +48,7 @@ def transport_of(kind: str, device: str, logs: Path) -> WeightTransport:
         return DiskTransport()
     place = "cuda:0" if kind == "device" and device == "cuda" else "cpu"
     config = TensorTransportConfig(device=place, bucket_bytes=BUCKET_BYTES)
-    return TensorTransport(config, LOAD_S, False, logs)
+    return TensorTransport(config, LOAD_S, logs)
 
 
 async def publish(

@@ -27,6 +27,7 @@ from agentrl.inference.config import ClientConfig
 from agentrl.inference.transport import KEEP_ALIVE_S
 from agentrl.process.ports import free_port
 from agentrl.testing.tiny_moe import TOP_K
+from agentrl.types.weights import PauseMode
 from tests.servers.process import running_server
 
 FIRST_VERSION = "0.0"
@@ -49,7 +50,7 @@ class EngineServer:
     def is_embedded(self) -> bool:
         return self.traits is EMBEDDED
 
-    def client(self, pause_mode: Any = "abort", **limits: float) -> EngineClient:
+    def client(self, pause_mode: PauseMode = PauseMode.ABORT, **limits: float) -> EngineClient:
         return EngineClient("engine", self.url, ClientConfig(**limits), pause_mode, self.token)
 
 

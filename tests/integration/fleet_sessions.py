@@ -44,11 +44,11 @@ def make_transport(kind: str, folder: Path, num_ranks: int = 1) -> WeightTranspo
     tensors = TensorTransportConfig(bucket_bytes=BUCKET_BYTES, ranks_per_engine=num_ranks)
     match kind:
         case "broadcast":
-            return BroadcastTransport(broadcast, LOAD_S, False, folder)
+            return BroadcastTransport(broadcast, LOAD_S, folder)
         case "tensors":
-            return TensorTransport(tensors, LOAD_S, False, folder)
+            return TensorTransport(tensors, LOAD_S, folder)
         case "delta":
-            return DeltaTransport(DeltaTransportConfig(folder=folder / "host"), LOAD_S, False, folder)
+            return DeltaTransport(DeltaTransportConfig(folder=folder / "host"), LOAD_S, folder)
     return DiskTransport()
 
 

@@ -15,6 +15,7 @@ from agentrl.inference.identity import request_hash
 from agentrl.types.errors import Boundary, EngineError, EpisodeError
 from agentrl.types.generation import FinishReason, GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.weights import FolderWeights, PauseMode
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 FIRST = PolicyVersion(0, 0)
@@ -117,7 +118,7 @@ async def test_a_refusal_is_an_episode_failure_with_the_engines_reason(embedded:
     with pytest.raises(EngineError, match="/generate: HTTP 400: input id 999"):
         await client.score([999])
     with pytest.raises(EngineError, match="/no/such/folder"):
-        await client.update_weights_from_disk("/no/such/folder", FIRST)
+        await client.swap(FolderWeights("/no/such/folder"), FIRST)
     await client.close()
 
 
@@ -135,7 +136,7 @@ async def test_a_cancelled_call_is_aborted_inside_the_engine(engine: EngineCalls
 
 
 async def test_a_call_past_its_deadline_is_aborted_inside_the_engine(embedded: EngineCalls) -> None:
-    client = embedded.server.client("retract", generate_s=0.4)
+    client = embedded.server.client(PauseMode.RETRACT, generate_s=0.4)
     await client.pause()
     with pytest.raises(EpisodeError, match=r"gave no reply within 0.4 s") as caught:
         await client.generate(_request("too-late-0001"))
@@ -173,7 +174,7 @@ async def test_a_receipt_names_what_is_served_now(embedded: EngineCalls) -> None
     client = embedded.server.client()
     version = PolicyVersion(1, 7)
     await client.pause()
-    await client.update_weights_from_disk(str(embedded.server.other_model), version)
+    await client.swap(FolderWeights(str(embedded.server.other_model)), version)
     receipt = await client.receipt()
     tensors = load_file(embedded.server.other_model / "model.safetensors")
     assert receipt.version == version
@@ -206,12 +207,12 @@ async def test_the_token_is_sent_with_every_control_call(exact_engine: EngineCal
 async def test_after_a_swap_in_place_no_new_request_attends_to_kv_of_the_old_weights(
     engine: EngineCalls, reference: Reference
 ) -> None:
-    client = engine.server.client("in_place")
+    client = engine.server.client(PauseMode.IN_PLACE)
     prompt = PROMPT * 9
     for version, model in ((FIRST, engine.server.model), (FIRST.next(), engine.server.other_model)):
         if version != FIRST:
             await client.pause()
-            await client.update_weights_from_disk(str(model), version)
+            await client.swap(FolderWeights(str(model)), version)
             await client.resume()
         for number in range(2):
             request = _request(f"named-cache-{version.step}-{number}", prompt=prompt)
@@ -223,14 +224,14 @@ async def test_after_a_swap_in_place_no_new_request_attends_to_kv_of_the_old_wei
 
 
 async def test_a_request_held_over_a_swap_in_place_names_the_weights_whose_kv_it_found(engine: EngineCalls) -> None:
-    client = engine.server.client("in_place")
+    client = engine.server.client(PauseMode.IN_PLACE)
     first = dataclasses.replace(_request("held-over-0001", prompt=PROMPT[::-1] * 9), expects=FIRST)
     await client.generate(first)
     await client.pause()
     held = asyncio.create_task(client.generate(dataclasses.replace(first, rid="held-over-0002")))
     await asyncio.sleep(0.3)  # SGLang holds it back before its queue, where no count shows it
     assert not held.done()
-    await client.update_weights_from_disk(str(engine.server.other_model), FIRST.next())
+    await client.swap(FolderWeights(str(engine.server.other_model)), FIRST.next())
     await client.resume()
     generation = await held
     assert {span.version for span in generation.versions} == {FIRST.next()}

@@ -49,7 +49,7 @@ async def test_an_engine_that_came_back_without_its_adapter_is_given_it_again(
     supervisor = FleetSupervisor(fleet, SomebodyElse(), FleetConfig(probe_s=0.05))
     services = [asyncio.create_task(service.run()) for service in (supervisor, resynchronizer)]
     async with asyncio.timeout(20):
-        while not resynchronizer.resyncs:
+        while not publisher.counts.resyncs:
             await asyncio.sleep(0.01)
     for service in services:
         service.cancel()

@@ -18,6 +18,7 @@ from agentrl.inference.ownership import release, take
 from agentrl.types.errors import EngineRestartedError, EngineTakenError, EpisodeError
 from agentrl.types.generation import GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.weights import FolderWeights
 from tests.integration import runs
 
 FIRST = PolicyVersion(0, 0)
@@ -41,7 +42,7 @@ async def test_a_run_has_its_versions_back_without_its_mark(engine: EngineCalls)
     assert await client.probe() == FIRST
     assert (await client.generate(_request("marked-0001"))).versions == (VersionSpan(FIRST, 0, 4),)
     await client.pause()
-    await client.update_weights_from_disk(str(engine.server.other_model), FIRST.next())
+    await client.swap(FolderWeights(str(engine.server.other_model)), FIRST.next())
     await client.resume()
     assert (await client.receipt()).version == FIRST.next()
     assert (await client.generate(_request("marked-0002"))).versions == (VersionSpan(FIRST.next(), 0, 4),)

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from engine_server import EngineCalls
 
+from agentrl.config.base import parse_config
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig, EmbeddedEngineConfig
 from agentrl.orchestration.commands import EngineLaunch
+from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.engines import EngineProcess, attachments
+from agentrl.orchestration.local import LocalRuntime
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.config import PublishConfig
+from agentrl.types.weights import PauseMode
+from tests.integration import runs
 
 FIRST = PolicyVersion(0, 0)
 NOBODY_LISTENS = "http://127.0.0.1:9"
@@ -24,18 +29,18 @@ def _launch(model: Path, logs: Path, **config: object) -> EngineLaunch:
 async def test_a_missing_model_folder_is_a_configuration_error_with_the_log(tmp_path: Path) -> None:
     launch = _launch(tmp_path / "nothing", tmp_path)
     with pytest.raises(ConfigError, match=r"main-0 did not start \(exit code \d\)") as caught:
-        await EngineProcess.start(launch, ClientConfig(), PublishConfig())
+        await EngineProcess.start(launch, ClientConfig())
     assert f"no model at {tmp_path / 'nothing'}: config.json is missing" in str(caught.value)
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_ended_and_named(tiny_model: Path, tmp_path: Path) -> None:
     launch = _launch(tiny_model, tmp_path, start_s=0.2)
     with pytest.raises(EngineError, match=r"main-0 did not answer within 0.2 s; see .*main-0.log"):
-        await EngineProcess.start(launch, ClientConfig(), PublishConfig())
+        await EngineProcess.start(launch, ClientConfig())
 
 
-async def _attach(config: AttachedEngineConfig, publish: PublishConfig | None = None) -> EngineClient:
-    (attachment,) = attachments("main", config, ClientConfig(), publish or PublishConfig(), PolicyVersion(0, 4))
+async def _attach(config: AttachedEngineConfig, mode: PauseMode = PauseMode.ABORT) -> EngineClient:
+    (attachment,) = attachments("main", config, ClientConfig(), mode, PolicyVersion(0, 4))
     return await attachment.attach()
 
 
@@ -66,16 +71,30 @@ async def test_an_attached_engine_that_does_not_answer_is_named_by_its_url() -> 
 async def test_swaps_in_place_are_refused_where_the_server_cannot_tell_which_weights_drew_a_token(
     engine: EngineCalls,
 ) -> None:
-    config, publish = AttachedEngineConfig(urls=[engine.server.url]), PublishConfig(pause_mode="in_place")
+    config = AttachedEngineConfig(urls=[engine.server.url])
     if not engine.server.traits.labels_tokens_in_its_queue_late:
-        await (await _attach(config, publish)).close()
+        await (await _attach(config, PauseMode.IN_PLACE)).close()
         return
     with pytest.raises(ConfigError, match=r"disable_overlap_schedule = False.*Start it with --disable-overlap"):
-        await _attach(config, publish)
+        await _attach(config, PauseMode.IN_PLACE)
 
 
 async def test_swaps_in_place_are_allowed_where_the_server_names_the_weights_of_every_token(
     in_place_engine: EngineCalls,
 ) -> None:
     config = AttachedEngineConfig(urls=[in_place_engine.server.url])
-    await (await _attach(config, PublishConfig(pause_mode="in_place"))).close()
+    await (await _attach(config, PauseMode.IN_PLACE)).close()
+
+
+async def test_the_evaluations_engine_keeps_no_cache_of_older_weights_where_rollouts_swap_in_place(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = tomllib.loads(runs.RECIPE)
+    settings["policies"]["main"] |= {"model": str(tiny_model), "publish": {"pause_mode": "in_place"}}
+    runtime = LocalRuntime(parse_config(RunConfig, settings, "test"), tmp_path)
+    try:
+        engine = await runtime.start_evaluation_engine("main", tiny_model, FIRST)
+        await engine.pause()
+        assert (await engine.model_info())["paused"] == "abort"
+    finally:
+        await runtime.close()

@@ -13,6 +13,7 @@ from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.protocols import WeightTransport
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import PauseMode
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
@@ -23,7 +24,7 @@ FIRST, SECOND, THIRD = (PolicyVersion(0, step) for step in range(3))
 
 
 async def _publish_twice(
-    engine: EngineCalls, transport: WeightTransport, reference: Reference, mode: str = "abort"
+    engine: EngineCalls, transport: WeightTransport, reference: Reference, mode: PauseMode = PauseMode.ABORT
 ) -> None:
     client = engine.server.client(mode, **ClientConfig(load_s=LOAD_S).model_dump())
     router = EngineRouter(Fleet([client], FIRST))
@@ -63,16 +64,16 @@ async def test_every_shard_takes_the_new_weights_by_every_transport(
 async def test_requests_that_are_retracted_go_on_under_the_new_weights(
     engine: EngineCalls, reference: Reference, tmp_path: Path
 ) -> None:
-    await _publish_twice(engine, make_transport("disk", tmp_path), reference, "retract")
+    await _publish_twice(engine, make_transport("disk", tmp_path), reference, PauseMode.RETRACT)
 
 
 async def test_requests_frozen_in_place_go_on_in_one_reply_and_name_the_old_kv(
     engine: EngineCalls, reference: Reference
 ) -> None:
-    client = engine.server.client("in_place", **ClientConfig(load_s=LOAD_S).model_dump())
+    client = engine.server.client(PauseMode.IN_PLACE, **ClientConfig(load_s=LOAD_S).model_dump())
     router = EngineRouter(Fleet([client], FIRST))
     first = make_manifest(engine.server.model, FIRST)
-    publisher = StagedPublisher(router.fleet, DiskTransport(in_place=True), PublishConfig(), first)
+    publisher = StagedPublisher(router.fleet, DiskTransport(), PublishConfig(), first)
     sessions = await start_sessions(router, engine)
     await publisher.publish(make_manifest(engine.server.other_model, SECOND))
     replies = await sessions.finish()

@@ -10,7 +10,7 @@ import pytest
 from engine_server import EngineCalls, EngineServer, Reference
 from fleet_sessions import check, make_manifest, play, start_sessions
 
-from agentrl.inference.client import EngineClient, PauseMode
+from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
 from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
@@ -20,6 +20,7 @@ from agentrl.protocols import WeightTransport
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import EpisodeError, PublishError
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import PauseMode
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
@@ -41,13 +42,20 @@ class CrossedTransport(DiskTransport):
         await super().send(engine, wrong if engine.name == self._victim else manifest)
 
 
+class UnstagedTransport(DiskTransport):
+    """Lets engines take nothing before their pause, like a server that cannot."""
+
+    async def prepare(self, engine: EngineClient, manifest: WeightsManifest) -> None:
+        """Nothing."""
+
+
 @pytest.fixture
 async def fleet(embedded: EngineCalls, exact_engine: EngineCalls) -> dict[str, EngineCalls]:
     """Two real engines by name, both at version 0.0."""
     return {"a": embedded, "b": exact_engine}
 
 
-def _router(fleet: dict[str, EngineCalls], mode: PauseMode = "abort") -> EngineRouter:
+def _router(fleet: dict[str, EngineCalls], mode: PauseMode = PauseMode.ABORT) -> EngineRouter:
     servers = {name: calls.server for name, calls in fleet.items()}
     clients = [EngineClient(n, s.url, ClientConfig(), mode, s.token) for n, s in servers.items()]
     return EngineRouter(Fleet(clients, FIRST))
@@ -63,7 +71,7 @@ async def _close(router: EngineRouter) -> None:
         await member.engine.close()
 
 
-@pytest.mark.parametrize("mode", ["abort", "retract"])
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT])
 async def test_requests_in_flight_go_on_under_the_new_version_with_no_token_lost(
     fleet: dict[str, EngineCalls], engine_model: Path, other_model: Path, reference: Reference, mode: PauseMode
 ) -> None:
@@ -85,10 +93,10 @@ async def test_requests_in_flight_go_on_under_the_new_version_with_no_token_lost
 async def test_requests_frozen_in_place_keep_the_old_cache_and_say_so(
     fleet: dict[str, EngineCalls], other_model: Path, is_ahead: bool
 ) -> None:
-    router = _router(fleet, "in_place")
+    router = _router(fleet, PauseMode.IN_PLACE)
     manifest = make_manifest(other_model, SECOND)
     sessions = await start_sessions(router, *fleet.values())
-    receipts = await _publisher(router, DiskTransport(in_place=is_ahead)).publish(manifest)
+    receipts = await _publisher(router, DiskTransport() if is_ahead else UnstagedTransport()).publish(manifest)
     assert all((receipt.gap_s == 0.0) is is_ahead for receipt in receipts)
     played = await sessions.finish()
     assert {len(parts) for parts in played} == {1}, "a frozen request needs no second call"
@@ -148,7 +156,7 @@ async def test_a_killed_engine_is_set_aside_and_its_sessions_finish_on_the_other
 ) -> None:
     config = EmbeddedEngineConfig(args={"max_running_requests": 4})
     launch = EngineLaunch("main", "doomed", engine_model, FIRST, config, False, tmp_path)
-    doomed = await EngineProcess.start(launch, ClientConfig(), PublishConfig())
+    doomed = await EngineProcess.start(launch, ClientConfig())
     doomed_calls = EngineCalls(EngineServer(doomed.client.url, engine_model, other_model))
     survivor = embedded.server.client()
     router = EngineRouter(Fleet([doomed.client, survivor], FIRST))

@@ -32,7 +32,6 @@ from agentrl.trainer.step import run_step, run_supervised
 from agentrl.types.generation import GenerationRequest, Sampling
 from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 from agentrl.types.version import PolicyVersion
-from agentrl.weights.config import PublishConfig
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
@@ -143,7 +142,7 @@ async def test_trainer_engine_and_plain_torch_give_the_same_logprobs(
     folder: Path, policy: PolicyModel, plain: PreTrainedModel, sequences: list[TokenSequence], tmp_path: Path
 ):
     launch = EngineLaunch("main", "smollm2", folder, FIRST, EmbeddedEngineConfig(), False, tmp_path)
-    engine = await EngineProcess.start(launch, ClientConfig(), PublishConfig())
+    engine = await EngineProcess.start(launch, ClientConfig())
     try:
         scored = [await engine.client.score(s.token_ids.tolist()) for s in sequences]
         prompt = sequences[0].token_ids[: sequences[0].selected[0]]

@@ -17,6 +17,7 @@ from engine_server import EngineCalls, Reference, logprobs_of, spans_of
 from agentrl.inference.client import EngineClient
 from agentrl.types.generation import Generation, GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.weights import FolderWeights, PauseMode
 
 FIRST = PolicyVersion(0, 0)
 GAP_NATS = 1e-3
@@ -44,7 +45,7 @@ class Swaps:
     async def swap(self) -> None:
         self.version = self.version.next()
         await self._client.pause()
-        await self._client.update_weights_from_disk(str(self.model_of(self.version)), self.version)
+        await self._client.swap(FolderWeights(str(self.model_of(self.version))), self.version)
         await self._client.resume()
 
     def model_of(self, version: PolicyVersion) -> Path:
@@ -67,7 +68,7 @@ def _gaps(reference: Reference, parts: list[tuple[Path, int]], prompt: list[int]
 async def test_tokens_of_running_and_waiting_requests_name_the_weights_that_drew_them(
     in_place_engine: EngineCalls, reference: Reference
 ) -> None:
-    client = in_place_engine.server.client("in_place")
+    client = in_place_engine.server.client(PauseMode.IN_PLACE)
     swaps, chance = Swaps(in_place_engine, client), random.Random(5)
     prompts = [[20 + number, 31, 42, 53, 64, 75, 86] for number in range(NUM_REQUESTS)]
     playing = [
@@ -92,7 +93,7 @@ async def test_tokens_of_running_and_waiting_requests_name_the_weights_that_drew
 async def test_a_request_whose_prompt_was_half_read_at_the_swap_does_not_claim_fresh_kv(
     in_place_engine: EngineCalls, reference: Reference
 ) -> None:
-    client = in_place_engine.server.client("in_place")
+    client = in_place_engine.server.client(PauseMode.IN_PLACE)
     swaps, num_mixed = Swaps(in_place_engine, client), 0
     for number in range(12):
         before = swaps.version

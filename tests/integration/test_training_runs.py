@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration import runs
+from tests.metric_table import documented_metrics, undocumented
 
 
 def weights(run: Path) -> bytes:
@@ -53,6 +54,23 @@ def test_trainer_and_engine_agree_within_the_bound_of_the_gate(finished: Path) -
     gaps = [r["trainer/fresh_gap_max_nats"] for r in runs.metrics(finished) if r.get("trainer/fresh_tokens")]
     assert gaps
     assert max(gaps) < 1e-3
+
+
+def test_every_metric_of_a_run_is_in_the_table_and_what_is_counted_is_among_them(finished: Path) -> None:
+    [events] = (finished / "tensorboard").glob("events.out.tfevents.*")
+    shown = events.read_bytes()
+    written = {name for row in runs.metrics(finished) for name in row} - {"step", "time"}
+    assert undocumented(written) == set()
+    assert {name for name in written if name.encode() not in shown} == set()
+    counters = {name for name in documented_metrics() if name.startswith(("engines/", "requests/", "publish/"))}
+    assert counters <= written
+    steps = [row for row in runs.metrics(finished) if "time/train_step_s" in row]
+    last = steps[-1]
+    assert last["publish/receipts_total"] >= 2, "the first weights and at least one version"
+    assert last["publish/sent_bytes_total"] == last["publish/loaded_bytes_total"] > 0
+    assert (last["engines/healthy"], last["engines/dead"], last["publish/failed_swap_total"]) == (1.0, 0.0, 0.0)
+    totals = [name for name in last if name.endswith("_total")]
+    assert [name for name in totals if sorted(row[name] for row in steps) != [row[name] for row in steps]] == []
 
 
 def test_show_runs_and_eval_read_the_folder(finished: Path) -> None:

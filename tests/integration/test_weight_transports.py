@@ -21,6 +21,7 @@ from agentrl.orchestration.engines import EngineProcess
 from agentrl.protocols import WeightTransport
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import PauseMode
 from agentrl.weights.broadcast import BroadcastTransport
 from agentrl.weights.config import (
     BroadcastTransportConfig,
@@ -44,7 +45,7 @@ async def doomed(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineProc
     """An engine that a test may stop; its control calls give up after three seconds, loads after 45."""
     config = EmbeddedEngineConfig(args={"max_running_requests": 4})
     launch = EngineLaunch("main", "doomed", engine_model, FIRST, config, False, tmp_path)
-    process = await EngineProcess.start(launch, ClientConfig(control_s=3.0, load_s=45.0), PublishConfig())
+    process = await EngineProcess.start(launch, ClientConfig(control_s=3.0, load_s=45.0))
     yield process
     os.kill(process.pid, signal.SIGCONT)
     await process.close()
@@ -64,7 +65,7 @@ async def test_two_publications_under_load_reach_every_engine_by_every_transport
     tmp_path: Path,
     kind: str,
 ) -> None:
-    clients = [EngineClient(n, c.server.url, ClientConfig(), "abort", c.server.token) for n, c in fleet.items()]
+    clients = [EngineClient(n, c.server.url, ClientConfig(), PauseMode.ABORT, c.server.token) for n, c in fleet.items()]
     router = EngineRouter(Fleet(clients, FIRST))
     transport = make_transport(kind, tmp_path)
     publisher = _publisher(router, transport, patience_s=60.0)
@@ -125,11 +126,9 @@ async def test_a_stopped_engine_holds_nobody_and_is_named_with_its_phase(
 async def test_a_sender_killed_in_mid_broadcast_costs_only_its_engine_and_names_the_bucket(
     fleet: dict[str, EngineCalls], engine_model: Path, other_model: Path, reference: Reference, tmp_path: Path
 ) -> None:
-    clients = [EngineClient(n, c.server.url, ClientConfig(), "abort", c.server.token) for n, c in fleet.items()]
+    clients = [EngineClient(n, c.server.url, ClientConfig(), PauseMode.ABORT, c.server.token) for n, c in fleet.items()]
     router = EngineRouter(Fleet(clients, FIRST))
-    transport = BroadcastTransport(
-        BroadcastTransportConfig(bucket_bytes=BUCKET_BYTES, join_s=30.0), 30, False, tmp_path
-    )
+    transport = BroadcastTransport(BroadcastTransportConfig(bucket_bytes=BUCKET_BYTES, join_s=30.0), 30, tmp_path)
     original = transport._broadcast
 
     async def kill_then_send(link: Any, index: int) -> None:

@@ -13,6 +13,7 @@ from agentrl.inference.config import ClientConfig
 from agentrl.types.errors import Boundary, EngineBusyError, EngineError, EpisodeError
 from agentrl.types.generation import GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import FolderWeights, PauseMode
 
 REQUEST = GenerationRequest("rid-1", "session", np.asarray([5, 6], np.int32), 3, (1,), Sampling(), 7)
 QUICK = ClientConfig(generate_s=0.2, control_s=0.2, load_s=0.2, connect_s=0.2)
@@ -222,7 +223,7 @@ async def test_a_good_answer_is_read_and_its_connection_used_again() -> None:
 async def test_control_calls_past_their_deadline_are_named() -> None:
     version = PolicyVersion(0, 1)
     assert "/pause_generation took longer than 0.2 s" in await _control_error("/pause_generation", HANGS, "pause")
-    message = await _control_error("/update_weights_from_disk", HANGS, "update_weights_from_disk", "/w", version)
+    message = await _control_error("/update_weights_from_disk", HANGS, "swap", FolderWeights("/w"), version)
     assert message == "engine main-0: /update_weights_from_disk took longer than 0.2 s"
     assert "does not answer within 0.2 s" in await _control_error("/model_info", HANGS, "model_info")
 
@@ -237,12 +238,14 @@ async def test_scores_that_are_no_numbers_are_an_engine_error(meta: Any) -> None
     assert "/generate" in await _control_error("/generate", json_answer({"meta_info": meta}), "score", [5, 6])
 
 
-@pytest.mark.parametrize(("mode", "flushes"), [("abort", True), ("retract", True), ("in_place", False)])
-async def test_a_load_keeps_the_cache_of_requests_frozen_in_place(mode: Any, flushes: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "flushes"), [(PauseMode.ABORT, True), (PauseMode.RETRACT, True), (PauseMode.IN_PLACE, False)]
+)
+async def test_a_load_keeps_the_cache_of_requests_frozen_in_place(mode: PauseMode, flushes: bool) -> None:
     async with canned_server({"/abort_request": plain_answer(b"")}) as server:
         client = EngineClient("main-0", server.url, PATIENT, mode)
         assert await client.pause() == 0
-        await client.update_weights_from_disk("/w", PolicyVersion(0, 4))
+        await client.swap(FolderWeights("/w"), PolicyVersion(0, 4))
         await client.abort_all()
         await client.close()
     assert server.seen[0] == ("/pause_generation", {"mode": mode})
@@ -251,8 +254,8 @@ async def test_a_load_keeps_the_cache_of_requests_frozen_in_place(mode: Any, flu
     assert server.seen[2] == ("/abort_request", {"abort_all": True})
 
 
-@pytest.mark.parametrize(("mode", "step"), [("abort", 3), ("retract", 3), ("in_place", 2)])
-async def test_only_a_pause_in_place_leaves_kv_of_old_weights_to_new_requests(mode: Any, step: int) -> None:
+@pytest.mark.parametrize(("mode", "step"), [(PauseMode.ABORT, 3), (PauseMode.RETRACT, 3), (PauseMode.IN_PLACE, 2)])
+async def test_only_a_pause_in_place_leaves_kv_of_old_weights_to_new_requests(mode: PauseMode, step: int) -> None:
     answer = {**GOOD, "meta_info": {**GOOD["meta_info"], "cached_tokens": 12}}
     async with canned_server({"/generate": json_answer(answer)}) as server:
         client = EngineClient("main-0", server.url, PATIENT, mode)

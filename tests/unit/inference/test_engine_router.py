@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ class GatedEngine:
         self.gate.set()
         self.failure: EpisodeError | None = None
         self.writes = [FIRST]
+        self.repeated_calls: Counter[str] = Counter()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.sessions.append(request.session)
@@ -190,6 +192,7 @@ async def test_a_reply_under_a_version_that_nobody_has_proven_is_not_committed(f
     assert generation.regenerated_tokens == 3
     assert engines[1].sessions == ["mine"]
     assert (router.resent, router.regenerated) == ({Cause.FENCED: 1}, 1)
+    assert router.fleet.metrics()["engines/distrusted_total"] == 1.0
     assert router.fleet.members["a"].state is EngineState.STALE
     assert "a wrote under version 0.1, but is proven to hold 0.0" in router.fleet.aside["a"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -24,6 +25,7 @@ class ProbedEngine:
         self.answer: PolicyVersion | AgentRLError | None = FIRST
         self.is_there = True
         self.pauses_late = self.is_slow = False
+        self.repeated_calls: Counter[str] = Counter()
 
     async def resume(self) -> None:
         self.pauses_late = False
@@ -92,6 +94,7 @@ def test_an_engine_that_ends_is_dead_at_once_and_its_successor_waits_for_weights
     async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
         await asyncio.sleep(1.0)
         gone = fleet.members["a"].gone
+        engines[0].repeated_calls["/pause_generation"] = 3
         keeper.end("a")
         await asyncio.sleep(0.1)
         assert fleet.aside == {"a": "a ended (signal 9) (in the phase generate)"}
@@ -102,6 +105,12 @@ def test_an_engine_that_ends_is_dead_at_once_and_its_successor_waits_for_weights
         assert fleet.members["a"].engine is keeper.revived[0]
         assert not fleet.members["a"].gone.done()
         assert fleet.healthy == ["b"]
+        keeper.revived[0].repeated_calls["/continue_generation"] = 1
+        engines[1].repeated_calls["/continue_generation"] = 1
+        counted = fleet.metrics()
+        assert (counted["engines/stale"], counted["engines/restarts_total"]) == (1.0, 1.0)
+        assert counted["engines/repeated_calls_total"] == 5.0, "those of the engine that ended are kept"
+        assert counted["engines/distrusted_total"] == 0.0
 
     supervised(play)
 

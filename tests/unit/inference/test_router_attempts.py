@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -27,6 +28,7 @@ class FailingEngine:
         self.name = name
         self.asked: list[tuple[float, str]] = []
         self.writes = FIRST
+        self.repeated_calls: Counter[str] = Counter()
         self._failures = list(failures)
         self._always = always
 
@@ -166,6 +168,8 @@ def test_an_answer_to_another_request_is_asked_for_again_elsewhere_and_named_if_
         router = _router(wrong, right)
         await router.generate(REQUEST)
         assert (wrong.times, right.times, router.resent) == ([0.0], [0.0], {Cause.MISDELIVERED: 1})
+        counted = router.metrics()
+        assert (counted["requests/resent_misdelivered_total"], counted["requests/misdelivering_engines"]) == (1.0, 1.0)
         router.fleet.set_aside("b", "stale")
         with pytest.raises(EpisodeError, match="its id is 'other'") as caught:
             await router.generate(REQUEST)

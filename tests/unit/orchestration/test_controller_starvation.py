@@ -50,7 +50,7 @@ async def test_a_run_whose_every_episode_is_withheld_ends_before_its_last_step()
         checkpoint=SimpleNamespace(interval_steps=1000),
     )
     start = SimpleNamespace(version=PolicyVersion(0, 0))
-    policies = {"main": SimpleNamespace(trainer=machine)}
+    policies = {"main": SimpleNamespace(trainer=machine, serving=SimpleNamespace(metrics=dict))}
     parts = SimpleNamespace(
         config=config, buffer=machine, recorder=machine, start=start, policies=policies, run=machine
     )

@@ -10,6 +10,7 @@ from agentrl.inference.config import EmbeddedEngineConfig, SGLangEngineConfig
 from agentrl.orchestration.commands import EngineLaunch, engine_command
 from agentrl.types.errors import ConfigError
 from agentrl.types.version import PolicyVersion
+from agentrl.types.weights import PauseMode
 
 MODEL = Path("/models/m")
 
@@ -51,7 +52,7 @@ def test_an_engine_bears_its_runs_mark_from_the_start() -> None:
     ("args", "times"), [({}, 1), ({"disable_overlap_schedule": True}, 1), ({"disable-overlap-schedule": False}, 0)]
 )
 def test_an_sglang_server_that_swaps_in_place_does_not_schedule_ahead(args: dict, times: int) -> None:
-    launch = dataclasses.replace(_launch(SGLangEngineConfig(kind="sglang", args=args)), pause_mode="in_place")
+    launch = dataclasses.replace(_launch(SGLangEngineConfig(kind="sglang", args=args)), pause_mode=PauseMode.IN_PLACE)
     assert engine_command(launch, 30000)[0].count("--disable-overlap-schedule") == times
 
 

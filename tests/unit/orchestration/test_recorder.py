@@ -78,8 +78,10 @@ async def test_a_steps_line_counts_its_episodes_and_its_batch(run, recorder):
     recorder.record_episode(failed("bad"))
     batch = (await buffer.take({"main": PolicyVersion(0, 3)}))["main"]
     await buffer.trained({"main": PolicyVersion(0, 4)})
-    recorder.record_publish([Receipt("a", V0, {}, 0.25, 3), Receipt("b", V0, {}, 0.5, 4)])
-    recorder.record_step(StepReport(PolicyVersion(0, 4), {"trainer/loss": 0.125}), batch, buffer, waited_s=1.5)
+    recorder.record_publish([Receipt("a", V0, {}, 0.25, 3, 0.125), Receipt("b", V0, {}, 0.5, 4)])
+    recorder.record_step(
+        StepReport(PolicyVersion(0, 4), {"trainer/loss": 0.125}), batch, buffer, 1.5, {"engines/dead": 2.0}
+    )
     [row] = rows(run.metrics)
     expected = {
         "step": 4,
@@ -102,6 +104,8 @@ async def test_a_steps_line_counts_its_episodes_and_its_batch(run, recorder):
         "goodput/trained_fraction": 0.75,
         "goodput/masked_stale_fraction": 0.25,
         "time/publish_s": 0.5,
+        "publish/gap_max_s": 0.125,
+        "engines/dead": 2.0,
         "time/wait_for_batch_s": 1.5,
     }
     assert {name: row[name] for name in expected} == pytest.approx(expected)
@@ -117,7 +121,7 @@ async def test_counts_begin_anew_after_each_step(run, recorder):
             await buffer.settle(episode)
         batch = (await buffer.take({"main": PolicyVersion(0, step)}))["main"]
         await buffer.trained({"main": PolicyVersion(0, step + 1)})
-        recorder.record_step(StepReport(PolicyVersion(0, step + 1)), batch, buffer, 0.0)
+        recorder.record_step(StepReport(PolicyVersion(0, step + 1)), batch, buffer, 0.0, {})
     assert [(row["step"], row["rollout/episodes"]) for row in rows(run.metrics)] == [(1, 2.0), (2, 2.0)]
     assert recorder._observer.steps == [1, 2]
 
@@ -127,11 +131,11 @@ async def test_a_step_in_which_no_episode_ended_has_no_mean_of_them(run, recorde
     for _ in range(2):
         await buffer.settle(build_episode(await buffer.admit(), [(1, 0)]))
     batch = (await buffer.take({"main": V0}))["main"]
-    recorder.record_step(StepReport(PolicyVersion(0, 1)), batch, buffer, 0.0)
+    recorder.record_step(StepReport(PolicyVersion(0, 1)), batch, buffer, 0.0, {})
     [row] = rows(run.metrics)
     assert {name for name in row if name.startswith("rollout/")} == {"rollout/episodes", "rollout/aborted_generations"}
     assert (row["rollout/episodes"], row["batch/reward_mean"]) == (0.0, 1.0)
-    assert "time/publish_s" not in row
+    assert not {"time/publish_s", "publish/gap_max_s"} & row.keys()
 
 
 async def test_the_ledger_has_a_line_for_every_episode(run, recorder):

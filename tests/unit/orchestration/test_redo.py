@@ -96,7 +96,7 @@ async def redo(
     journal.served = {entry.versions["main"].step: entry for entry in by_epoch}
     journal.epoch, journal.is_salvaged = epoch, is_salvaged
     journal.buffer = machine  # type: ignore[assignment]
-    policies = {"main": SimpleNamespace(trainer=machine, serving=SimpleNamespace(publisher=machine))}
+    policies = {"main": SimpleNamespace(trainer=machine, serving=SimpleNamespace(publisher=machine, metrics=dict))}
     parts = SimpleNamespace(
         journal=journal, start=SimpleNamespace(version=machine.at), policies=policies, buffer=machine, run=machine,
         observer=machine, recorder=machine,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from agentrl.types.batch import Receipt, WeightsManifest
-from agentrl.types.errors import EngineError, EngineRefusedError, EpisodeError
+from agentrl.types.errors import EngineError, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.weights import FolderWeights
 
 OLD, NEW = PolicyVersion(0, 3), PolicyVersion(0, 4)
 MANIFEST = WeightsManifest("main", NEW, "/staged/0.4", {"a": "11", "b": "22"}, 100)
@@ -31,6 +33,7 @@ class RecordingEngine:
         self.draws: list[tuple[int, float] | EpisodeError] = []
         self.drawn: list[GenerationRequest] = []
         self.writes: PolicyVersion | None = None
+        self.repeated_calls: Counter[str] = Counter()
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -44,8 +47,14 @@ class RecordingEngine:
         await self._call("pause")
         return 2
 
-    async def update_weights_from_disk(self, path: str, version: PolicyVersion) -> None:
-        assert path == "/staged/0.4"
+    async def stage(self, source: FolderWeights, version: PolicyVersion) -> None:
+        """Nothing is taken ahead."""
+
+    async def needs_pause(self) -> bool:
+        return True
+
+    async def swap(self, source: FolderWeights, version: PolicyVersion) -> None:
+        assert source == FolderWeights("/staged/0.4")
         await self._call("swap")
         self.version = version
 
@@ -81,9 +90,6 @@ class RecordingEngine:
     async def probe(self) -> PolicyVersion:
         await self._call("probe")
         return self.version
-
-    async def control(self, path: str, body: dict[str, str]) -> dict[str, str]:
-        raise EngineRefusedError(f"{path} is not served", 404)
 
     async def abort_all(self) -> None:
         await self._call("abort_all")

@@ -48,7 +48,7 @@ def test_an_engine_set_aside_comes_back_with_a_receipt_while_the_others_are_left
         assert fleet.healthy == ["broken", "good"]
         assert fleet.members["broken"].version == NEW
         assert good.calls == calls
-        assert resynchronizer.resyncs == 1
+        assert publisher.counts.resyncs == 1
         running.cancel()
 
     run_virtual(run())

@@ -56,7 +56,7 @@ async def test_an_engine_that_fails_in_a_phase_is_set_aside_with_its_name(phase:
     assert [receipt.engine for receipt in await publisher.publish(MANIFEST)] == ["good"]
     assert fleet.aside == {"broken": f"{phase} of version 0.4 failed: {phase} broke"}
     assert broken.calls[-2:] == [phase, "abort_all"], "what waits inside must come back"
-    assert publisher.counts == {f"publish/failed_{phase}": 1}
+    assert publisher.counts.failed == {phase: 1}
     assert [receipt.engine for receipt in await publisher.publish(MANIFEST)] == ["good"], "it is left to sync"
     broken.failing = None
     assert isinstance(await publisher.sync("broken"), Receipt)
@@ -244,7 +244,8 @@ async def test_at_the_start_engines_prove_what_they_hold_without_a_swap() -> Non
     assert engines[0].calls == ["receipt", "score"]
     assert "canary of version 0.3 failed: the canary's log-probabilities differ by 5.00e-01" in fleet.aside["wrong"]
     assert fleet.aside["broken"] == "canary of version 0.3 failed: score broke"
-    assert publisher.counts == {"publish/failed_canary": 2}
+    assert publisher.counts.failed == {"canary": 2}
+    assert (publisher.counts.receipts, publisher.counts.refused) == (1, 1), "a call that fails refuses no receipt"
 
 
 async def test_an_engine_that_holds_another_version_at_the_start_is_set_aside() -> None:
@@ -268,7 +269,12 @@ async def test_a_version_of_the_same_weights_is_told_and_proven_without_a_pause(
     assert engine.calls == ["rename", "receipt"]
     assert (receipt.version, receipt.aborted, receipt.gap_s) == (NEWER, 0, 0.0)
     assert fleet.members["x"].version == NEWER
-    assert publisher.counts == {"publish/unchanged": 1}
+    counted = publisher.metrics()
+    assert (counted["publish/unchanged_total"], counted["publish/receipts_total"]) == (1.0, 2.0)
+    assert counted["publish/loaded_bytes_total"] == MANIFEST.num_bytes, "for a name no weights are loaded"
+    assert counted["publish/sent_bytes_total"] == MANIFEST.num_bytes
+    assert counted["publish/aborted_requests_total"] == 2.0
+    assert counted["publish/paused_s_total"] > 0
 
 
 async def test_an_engine_that_missed_the_weights_of_an_unchanged_version_gets_them() -> None:
