@@ -17,10 +17,9 @@ A mixture of experts keeps the chosen experts of every position beside its KV. L
 each row of a step goes through its own; KV is shared only among requests of one adapter. Without adapters
 no module has a hook.
 
-Three processes. One speaks HTTP and hands every call over by a socket (`front`), one computes, and from the second
-adapter on one reads later versions of it into memory that both map (`adapter_filler`). Whatever the interpreter that
-draws tokens does besides, everybody's next token waits for: on one event loop with it an HTTP server's work for a call
-took .3 ms between two passes of SmolLM2-135M (45 ms) and .8 beside one, and to read 20 MB in a thread a millisecond.
+Two processes. One speaks HTTP and hands every call over by a socket (`front`), one computes. Whatever the interpreter
+that draws tokens does besides, everybody's next token waits for: on one event loop with it an HTTP server's work for a
+call took .3 ms between two passes of SmolLM2-135M (45 ms) and .8 beside one.
 The front also frees that interpreter of requests for tokens: one of 20 tokens took 10.6 ms of processor time in one
 process, and 9.8 and .5 in two.
 

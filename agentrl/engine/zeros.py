@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import sys
 
 import torch
@@ -32,15 +31,3 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch
         # Where few bytes far apart are written, pages of 2 MiB would take all of the memory at once.
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
-def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """Zeros in a CPU's memory, as lazy, and the descriptor of a file by which another process can map the same.
-
-    The file has no name and is gone with its last descriptor and mapping; the caller closes the one returned.
-    Linux only.
-    """
-    descriptor = os.memfd_create("agentrl-zeros", os.MFD_CLOEXEC)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    os.ftruncate(descriptor, num_bytes)
-    return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=dtype).view(shape), descriptor
