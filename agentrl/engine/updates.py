@@ -68,8 +68,6 @@ class UpdateRoutes:
         staged = session.take()
         if staged.tensors and not body.get("discard"):
             await self._serve(staged, None, session.flushes)
-        else:
-            self._store.spare.abandon()
         return {"status": "ok", "message": "Weight update ended."}
 
     async def _from_disk(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +111,6 @@ class UpdateRoutes:
         before = self._prepared
         if stamp is None and before is not None and before.is_of(version, None):
             staged = before.weights.with_more(staged)
-        elif before is not None:
-            self._store.spare.abandon()
         self._prepared = PreparedWeights(version, stamp, staged)
         return {"success": True, "message": f"Weights of version {version} staged.", "num_bytes": staged.num_bytes}
 
