@@ -6,18 +6,26 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from enum import StrEnum
 
 import numpy as np
 
 from agentrl.engine.forward import Computed, ForwardPass, PassRunner
 from agentrl.engine.model import ServedModel
-from agentrl.engine.pause import PauseMode
 from agentrl.engine.request import BadRequestError, Request
 from agentrl.engine.slots import SlotTable
 from agentrl.engine.steps import StepPlanner, WeightLabels
 
 # From a socket to its handler a call takes several turns of the loop; with fewer, a pause lasts several short steps.
 _TURNS_BETWEEN_STEPS = 4
+
+
+class PauseMode(StrEnum):
+    """What a pause does to requests in flight: give them back, put them back in the queue, freeze them."""
+
+    ABORT = "abort"
+    RETRACT = "retract"
+    IN_PLACE = "in_place"
 
 
 class Scheduler:

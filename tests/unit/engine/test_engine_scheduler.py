@@ -7,9 +7,8 @@ from stepping import make_scheduler, step
 
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
-from agentrl.engine.pause import PauseMode
 from agentrl.engine.request import BadRequestError, DrawParams, Request
-from agentrl.engine.scheduler import Scheduler
+from agentrl.engine.scheduler import PauseMode, Scheduler
 
 PROMPTS = [[20, 31, 42, 53, 64, 75, 86, 97, 108, 119], [20, 31, 42], [99] * 6]
 

@@ -14,9 +14,8 @@ import pytest
 from agentrl.engine.forward import Computed, ForwardPass, PassRunner
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions, StepOptions
-from agentrl.engine.pause import PauseMode
 from agentrl.engine.request import BadRequestError, DrawParams, Request, UnwellError
-from agentrl.engine.scheduler import Scheduler
+from agentrl.engine.scheduler import PauseMode, Scheduler
 from agentrl.engine.server import EngineServer
 
 _DEADLINE_S = 20.0
