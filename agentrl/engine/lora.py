@@ -161,7 +161,7 @@ class LoraStack:
             self._hooks, self._matrices, self._pool, self._free = {}, {}, None, ()
 
     def select(self, serials: np.ndarray) -> None:
-        """Choose the adapter of each row [B] of the next pass; serials that are gone count as none."""
+        """Choose the adapter of each row [B] of the next pass; unknown serials count as none."""
         self._selected = None
         if not self._places:
             return

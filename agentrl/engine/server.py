@@ -64,7 +64,7 @@ class EngineServer:
         }
 
     def _health(self) -> dict[str, Any]:
-        """Raises UnwellError if a step does not end; one on the event loop would keep the question waiting as well."""
+        """Raises UnwellError if a step takes too long; during one on the event loop this call waits as well."""
         computing_s = self.scheduler.computing_s
         if computing_s >= self._options.steps.hung_step_s:
             raise UnwellError(
@@ -119,7 +119,7 @@ class EngineServer:
         return {"status": "ok", "message": "Generation paused successfully.", "num_paused_requests": interrupted}
 
     async def _continue(self, body: dict[str, Any]) -> dict[str, Any]:
-        # In its turn: it must not overtake a pause that was asked for before it.
+        # Behind earlier callers: it must not overtake a pause that was asked for before it.
         async with self.scheduler.between_steps():
             if self.scheduler.num_waiting and (reason := self.scheduler.refusal()) is not None:
                 raise BadRequestError(reason)

@@ -124,7 +124,7 @@ class WeightStore:
                 )
 
     def swap(self, staged: StagedWeights) -> list[torch.Tensor]:
-        """Serve staged weights from now on; returns the old ones, which to free takes time that steps could use."""
+        """Serve staged weights from now on; returns the old ones, so that they can be freed in a thread."""
         parts: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         old: list[torch.Tensor] = []
         for name, tensor in staged.tensors.items():
