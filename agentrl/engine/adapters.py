@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine.adapter_loader import AdapterLoader
-from agentrl.engine.lora import NO_ADAPTER, LoraStack, PlacedAdapter
-from agentrl.engine.peft import parse_adapter
+from agentrl.engine.lora import NO_ADAPTER, LoraStack
+from agentrl.engine.peft import LoraAdapter, parse_adapter, read_adapter
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.unpickler import load_named_tensors
 from agentrl.process.threads import run_in_thread
 
 _FROM_TENSORS = "__tensor__"
+_READ_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,6 @@ class AdapterService:
         self._lora = lora
         self._scheduler = scheduler
         self._max_rank = max_rank
-        self._loader = AdapterLoader(lora, max_rank)
         self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: set[str] = set()
         self._lock = asyncio.Lock()
@@ -73,7 +72,7 @@ class AdapterService:
         with self._told_what_is_loaded():
             name, folder = _text(body, "lora_name"), _text(body, "lora_path")
             self._check_is_new(name)
-            await self._put(name, folder, lambda serial: self._loader.load(serial, Path(folder)))
+            await self._put(name, folder, lambda: read_adapter(Path(folder), self._max_rank))
         return self._answer()
 
     async def _load_from_tensors(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -84,13 +83,10 @@ class AdapterService:
             if body.get("load_format") is not None:
                 raise BadRequestError(f"load_format {body['load_format']!r} is not served for adapters; use null")
             self._check_is_new(name)
-            payload = payloads[0]
-
-            def place(serial: int) -> PlacedAdapter:
-                tensors = load_named_tensors(payload)
-                return self._lora.place(serial, parse_adapter(body.get("config_dict"), tensors, self._max_rank))
-
-            await self._put(name, _FROM_TENSORS, lambda serial: run_in_thread("load", lambda: place(serial)))
+            payload, config = payloads[0], body.get("config_dict")
+            await self._put(
+                name, _FROM_TENSORS, lambda: parse_adapter(config, load_named_tensors(payload), self._max_rank)
+            )
         return self._answer()
 
     async def _unload(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -107,16 +103,23 @@ class AdapterService:
                 self._lora.remove(serial)
             self._leaving.remove(name)
             del self._loaded[name]
-            if not self._loaded:
-                self._loader.close()
         return self._answer()
 
-    async def _put(self, name: str, source: str, place: Callable[[int], Awaitable[PlacedAdapter]]) -> None:
-        """Read and write aside, while steps go on, then serve."""
+    async def _put(self, name: str, source: str, read: Callable[[], LoraAdapter]) -> None:
+        """Read and write aside, in threads while steps go on, then serve.
+
+        Waits for: the disk, the copy, and the step under way. Unblocked by: their ends, or the disk's deadline.
+        """
         serial = next(self._serials)
         async with self._lock:
             self._check_is_new(name)
-            placed = await place(serial)
+            try:
+                async with asyncio.timeout(_READ_S):
+                    adapter = await run_in_thread(f"read-{name}", read)
+            except TimeoutError:
+                message = f"the adapter in {source} cannot be read: its disk does not answer"
+                raise BadRequestError(message) from None
+            placed = await run_in_thread(f"place-{name}", lambda: self._lora.place(serial, adapter))
             async with self._scheduler.between_steps():
                 self._lora.put(placed)
             self._loaded[name] = LoadedAdapter(serial, source)

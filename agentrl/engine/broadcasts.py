@@ -46,7 +46,7 @@ class _Announced:
         """Fill memory that nobody reads; returns what hands it to the store."""
         if self.is_flat:
             layout = plan_layout(self.names, self.dtypes, self.shapes)
-            flat = store.spare.lend(layout[-1].end_idx if layout else 0, device)
+            flat = torch.empty(layout[-1].end_idx if layout else 0, dtype=torch.uint8, device=device)
             receive([flat])
             return lambda: store.adopt(unflatten(flat, layout)).with_digests()
         pairs = zip(self.shapes, self.dtypes, strict=True)
@@ -108,11 +108,7 @@ async def _read(body: dict[str, Any], parse: _Parser, groups: WeightGroups, stor
     def receive_all(receive: Receive) -> StagedWeights:
         # While one bucket is taken in, the next one is on its way.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="take-bucket") as taker:
-            try:
-                taken = [taker.submit(part.receive(receive, store, device)) for part in announced]
-            except BaseException:
-                store.spare.abandon()
-                raise
+            taken = [taker.submit(part.receive(receive, store, device)) for part in announced]
         staged = StagedWeights()
         for bucket in taken:
             staged = staged.with_more(bucket.result())

@@ -1,4 +1,4 @@
-"""What one step computes, apart from everything that is asked of the engine meanwhile."""
+"""Forward passes: what one computes, and whether it runs on the event loop or in a thread."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ForwardPass:
 
     @property
     def kind(self) -> PassKind:
-        """By which passes can be told from much longer or shorter ones."""
+        """Passes of one kind and size take similar times."""
         return PassKind.PREFILL if self.ids_BT.shape[1] > 1 else PassKind.DECODE
 
 
@@ -112,13 +112,13 @@ def compute(model: ServedModel, wanted: ForwardPass, rounds: bool) -> Computed:
 class PassRunner:
     """Computes one pass after the other, on the event loop or in a thread of its own.
 
-    In a thread calls are taken and answered meanwhile. That is for long passes, since whoever is kept waiting may take
-    the engine for dead, and for all as long as somebody needs the loop: two threads that take turns with the
-    interpreter cost a pass .2 to 1 ms, and every call that comes meanwhile .8 ms, where between two passes it costs .3.
+    A pass in a thread lets the event loop answer calls. Long passes run there, since a client that gets no answer may
+    take the engine for dead, and all passes do inside `loop_needed`. Short ones do not: threads that share the
+    interpreter cost a pass 0.2 to 1 ms, and a call 0.8 ms instead of 0.3.
     """
 
     def __init__(self, model: ServedModel, rounds: bool, long_s: float) -> None:
-        """Log-probabilities lie on a grid if `rounds`; passes are long from `long_s` seconds on."""
+        """Round log-probabilities if `rounds`; a pass is long from `long_s` seconds on."""
         self._model, self._rounds = model, rounds
         self._thread = OwnThread("engine-step")
         self._long_s = long_s
@@ -133,7 +133,7 @@ class PassRunner:
 
     @contextmanager
     def loop_needed(self) -> Iterator[None]:
-        """Compute in the thread meanwhile, however short the passes are."""
+        """Compute every pass in the thread inside the block."""
         self._num_needing += 1
         try:
             yield
@@ -151,10 +151,7 @@ class PassRunner:
             self._began = None
 
     def _is_short(self, wanted: ForwardPass) -> bool:
-        """By the longest of the last ones of its kind, since a short one says little of those that follow.
-
-        A pass that is larger than that one is expected to take longer by as much.
-        """
+        """Whether the longest recent pass of its kind, scaled up to this one's size, is below the limit."""
         if wanted.kind not in self._longest:
             return False
         longest_s, num_ids = self._longest[wanted.kind]

@@ -71,7 +71,7 @@ class GenerationService:
             while not is_over:
                 await changed.wait()
                 changed.clear()
-                # A slow reader may hold the event below until the request has ended; its end is one more event.
+                # A slow reader may hold up the event below until the request has ended; the end is one more event.
                 is_over = request.finish_reason is not None
                 yield _event(_answer(request))
         finally:
@@ -95,7 +95,7 @@ class GenerationService:
         task.add_done_callback(self._withdrawals.discard)
 
     async def _withdraw(self, requests: list[Request]) -> None:
-        """Nobody waits for these any more. Waits for: the step under way. Unblocked by: its end."""
+        """Abort requests that nobody waits for. Waits for: the step under way. Unblocked by: its end."""
         async with self._scheduler.between_steps():
             for request in requests:
                 if request.finish_reason is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from agentrl.engine.lora_room import LoraLayout, LoraMatrices, LoraRoom
 from agentrl.engine.peft import LoraAdapter
 from agentrl.engine.request import BadRequestError
 
@@ -21,11 +20,43 @@ _FIRST_PLACES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FreePlace:
-    """A place that no request reads, in a room that another process can fill."""
+class _Matrices:
+    """Matrices of one module, by place: A [N, R, in] and B [N, out, R]."""
 
-    place: int
-    room: LoraRoom
+    a_NRI: torch.Tensor
+    b_NOR: torch.Tensor
+
+
+class AdapterPool:
+    """Memory for adapters of some modules, up to a rank; smaller ones are padded with zeros, and place 0 is zero."""
+
+    def __init__(
+        self, linears: Mapping[str, torch.nn.Linear], modules: Collection[str], rank: int, num_places: int
+    ) -> None:
+        self.rank, self.num_places = rank, num_places
+        self.matrices: dict[str, _Matrices] = {}
+        for name in modules:
+            weight_OI = linears[name].weight
+            num_out, num_in = weight_OI.shape
+            a_NRI = weight_OI.new_zeros(num_places, rank, num_in)
+            self.matrices[name] = _Matrices(a_NRI, weight_OI.new_zeros(num_places, num_out, rank))
+
+    def take_in(self, other: AdapterPool) -> None:
+        """Copy all places of a pool that is not larger in any respect."""
+        for name, old in other.matrices.items():
+            new = self.matrices[name]
+            new.a_NRI[: other.num_places, : other.rank] = old.a_NRI
+            new.b_NOR[: other.num_places, :, : other.rank] = old.b_NOR
+
+    def write(self, place: int, adapter: LoraAdapter) -> None:
+        """Copy an adapter to a place, whatever that held."""
+        for name, matrices in self.matrices.items():
+            a_RI, b_OR = matrices.a_NRI[place], matrices.b_NOR[place]
+            pair = adapter.pairs.get(name)
+            rank = 0 if pair is None else len(pair.a_RI)
+            a_RI[rank:], b_OR[:, rank:] = 0, 0
+            if pair is not None:
+                a_RI[:rank], b_OR[:, :rank] = pair.a_RI, pair.b_OR
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +65,7 @@ class PlacedAdapter:
 
     serial: int
     place: int
-    room: LoraRoom
+    pool: AdapterPool
     free: tuple[int, ...]
     scale: float
 
@@ -46,7 +77,7 @@ class _Uniform:
     place: int
     scale: float
 
-    def added(self, input_BTI: torch.Tensor, matrices: LoraMatrices, output_BTO: torch.Tensor) -> torch.Tensor:
+    def added(self, input_BTI: torch.Tensor, matrices: _Matrices, output_BTO: torch.Tensor) -> torch.Tensor:
         """The output with the adapter's change; rows and tokens may be one dimension."""
         hidden_NR = input_BTI.flatten(0, -2) @ matrices.a_NRI[self.place].mT
         output_NO = output_BTO.flatten(0, -2)
@@ -60,12 +91,11 @@ class _Mixed:
     places: torch.Tensor
     scales_B11: torch.Tensor
 
-    def added(self, input_BTI: torch.Tensor, matrices: LoraMatrices, output_BTO: torch.Tensor) -> torch.Tensor:
+    def added(self, input_BTI: torch.Tensor, matrices: _Matrices, output_BTO: torch.Tensor) -> torch.Tensor:
         """The output with each row's change; rows and tokens may be one dimension."""
         num_rows = len(self.places)
         rows_BTI = input_BTI.reshape(num_rows, -1, input_BTI.shape[-1])
         rows_BTO = output_BTO.reshape(num_rows, -1, output_BTO.shape[-1])
-        # The scale goes where the numbers are fewest, and not into the matrices: these are read as they are on disk.
         hidden_BTR = rows_BTI @ matrices.a_NRI[self.places].mT * self.scales_B11
         return torch.baddbmm(rows_BTO, hidden_BTR, matrices.b_NOR[self.places].mT).view_as(output_BTO)
 
@@ -92,8 +122,8 @@ class LoraStack:
         self._places: dict[int, int] = {}
         self._scales: dict[int, float] = {}
         self._free: tuple[int, ...] = ()
-        self._room: LoraRoom | None = None
-        self._matrices: Mapping[str, LoraMatrices] = {}
+        self._pool: AdapterPool | None = None
+        self._matrices: Mapping[str, _Matrices] = {}
         self._hooks: dict[str, RemovableHandle] = {}
         self._selected: _Uniform | _Mixed | None = None
 
@@ -104,25 +134,9 @@ class LoraStack:
             BadRequestError: it changes what is no linear module of the model, or does not fit it; nothing changes.
         """
         self._check(adapter)
-        room, free = self._room_for(adapter)
-        room.write(free[0], adapter)
-        return PlacedAdapter(serial, free[0], room, free[1:], adapter.scale)
-
-    def free_place(self, layout: LoraLayout) -> FreePlace | None:
-        """Where another process may put an adapter of that layout as it is; None if it has to be copied here."""
-        room = self._room
-        if room is None or room.descriptor is None or not self._free or layout != room.layout:
-            return None
-        return FreePlace(self._free[0], room)
-
-    def place_filled(self, serial: int, free: FreePlace, scale: float) -> PlacedAdapter:
-        """An adapter that was put into a free place."""
-        return PlacedAdapter(serial, free.place, free.room, self._free[1:], scale)
-
-    def lose(self, free: FreePlace) -> None:
-        """Put nothing into a free place any more: somebody else may still write there."""
-        if free.room is self._room:
-            self._free = tuple(place for place in self._free if place != free.place)
+        pool, free = self._pool_for(adapter)
+        pool.write(free[0], adapter)
+        return PlacedAdapter(serial, free[0], pool, free[1:], adapter.scale)
 
     def put(self, placed: PlacedAdapter) -> None:
         """Serve an adapter from the next step on."""
@@ -130,9 +144,9 @@ class LoraStack:
         self._scales[placed.serial] = placed.scale
         self._free = placed.free
         self._selected = None
-        if placed.room is self._room:
+        if placed.pool is self._pool:
             return
-        self._room, self._matrices = placed.room, placed.room.matrices
+        self._pool, self._matrices = placed.pool, placed.pool.matrices
         for name in self._matrices.keys() - self._hooks.keys():
             self._hooks[name] = self._linears[name].register_forward_hook(self._adder(name))
 
@@ -144,10 +158,10 @@ class LoraStack:
         if not self._places:
             for hook in self._hooks.values():
                 hook.remove()
-            self._hooks, self._matrices, self._room, self._free = {}, {}, None, ()
+            self._hooks, self._matrices, self._pool, self._free = {}, {}, None, ()
 
     def select(self, serials: np.ndarray) -> None:
-        """Choose the adapter of each row [B] of the next pass; serials that are gone count as none."""
+        """Choose the adapter of each row [B] of the next pass; unknown serials count as none."""
         self._selected = None
         if not self._places:
             return
@@ -169,20 +183,20 @@ class LoraStack:
     def _device(self) -> torch.device:
         return next(iter(self._linears.values())).weight.device
 
-    def _room_for(self, adapter: LoraAdapter) -> tuple[LoraRoom, tuple[int, ...]]:
-        """A room that the adapter fits in, the one there is or a larger copy, and its free places."""
-        room, wanted = self._room, _layout_for(adapter, self._dtype)
-        if room is None:
-            return LoraRoom(self._linears, wanted, _FIRST_PLACES), tuple(range(1, _FIRST_PLACES))
-        layout = room.layout
-        fits = wanted.rank <= layout.rank and set(wanted.modules) <= set(layout.modules)
-        if fits and self._free:
-            return room, self._free
-        free, num_places = self._free, room.num_places
+    def _pool_for(self, adapter: LoraAdapter) -> tuple[AdapterPool, tuple[int, ...]]:
+        """A pool that the adapter fits in, the one there is or a larger copy, and its free places."""
+        pool = self._pool
+        if pool is None:
+            places = tuple(range(1, _FIRST_PLACES))
+            return AdapterPool(self._linears, adapter.pairs, adapter.rank, _FIRST_PLACES), places
+        free, num_places = self._free, pool.num_places
+        if free and adapter.rank <= pool.rank and adapter.pairs.keys() <= pool.matrices.keys():
+            return pool, free
         if not free:
             free, num_places = tuple(range(num_places, 2 * num_places)), 2 * num_places
-        larger = LoraRoom(self._linears, layout if fits else wanted.covering(layout), num_places)
-        larger.take_in(room)
+        modules = pool.matrices.keys() | adapter.pairs.keys()
+        larger = AdapterPool(self._linears, modules, max(pool.rank, adapter.rank), num_places)
+        larger.take_in(pool)
         return larger, free
 
     def _check(self, adapter: LoraAdapter) -> None:
@@ -203,9 +217,3 @@ class LoraStack:
             return self._selected.added(args[0], self._matrices[name], output)
 
         return add
-
-
-def _layout_for(adapter: LoraAdapter, dtype: torch.dtype) -> LoraLayout:
-    """What a room needs for an adapter."""
-    ranks = [pair.a_RI.shape[0] for pair in adapter.pairs.values()]
-    return LoraLayout(tuple(adapter.pairs), max(ranks), dtype)

@@ -28,12 +28,12 @@ class StepOptions(ConfigModel):
     prefill_tokens: int = 4096
     """Prompt tokens that one step may process; smaller keeps replies to other callers flowing."""
     long_step_s: Annotated[float, Field(ge=0)] = 0.1
-    """Seconds from which a step is computed in a thread, while calls are taken and answered; 0 does so with all.
+    """Steps of at least so many seconds are computed in a thread, while calls are answered; 0: all steps.
 
-    Shorter ones are cheaper on the event loop, and calls wait for their end. Lower it if other callers cannot.
+    Shorter ones are cheaper on the event loop, where calls wait for their end. Lower it if calls must not wait.
     """
     hung_step_s: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds from which a step that has not ended makes the engine unwell, so that whoever watches it starts it anew.
+    """A longer step, in seconds, makes ``/health`` return 503, so that a supervisor restarts the engine.
 
     Raise it where a long prompt takes longer.
     """

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from agentrl.engine.request import BadRequestError
 
@@ -43,9 +47,24 @@ class LoraAdapter:
     scale: float = 1.0
 
     @property
-    def num_bytes(self) -> int:
-        """Memory of all matrices."""
-        return sum(pair.a_RI.nbytes + pair.b_OR.nbytes for pair in self.pairs.values())
+    def rank(self) -> int:
+        """Of all its matrices."""
+        return max(len(pair.a_RI) for pair in self.pairs.values())
+
+
+def read_adapter(folder: Path, max_rank: int) -> LoraAdapter:
+    """The adapter in a PEFT folder.
+
+    Raises:
+        BadRequestError: it cannot be read or is damaged, or as `parse_adapter`.
+    """
+    try:
+        config = orjson.loads((folder / "adapter_config.json").read_bytes())
+        # Not mapped: a file that somebody cuts off meanwhile would end the process.
+        tensors = load((folder / "adapter_model.safetensors").read_bytes())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise BadRequestError(f"the adapter in {folder} cannot be read: {error}") from error
+    return parse_adapter(config, tensors, max_rank)
 
 
 def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: int) -> LoraAdapter:

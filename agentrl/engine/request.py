@@ -20,7 +20,7 @@ _SAMPLING_KEYS = {
 
 
 class UnwellError(Exception):
-    """The engine does not do what it is there for; becomes HTTP 503 with this message."""
+    """The engine cannot serve now; becomes HTTP 503 with this message."""
 
 
 class BadRequestError(Exception):

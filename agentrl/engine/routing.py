@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.engine.zeros import lazy_zeros
+from agentrl.engine.slots import lazy_zeros
 
 # What transformers' expert modules call their second argument: the ids [tokens, top_k] to be applied.
 _CHOICE = ("top_k_index", "router_indices")

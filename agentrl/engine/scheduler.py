@@ -16,16 +16,15 @@ from agentrl.engine.slots import SlotTable
 from agentrl.engine.steps import StepPlanner, WeightLabels
 from agentrl.types.weights import PauseMode
 
-# From a socket to its handler a call takes several turns of the loop; with fewer, a pause lasts several short steps.
+# A call takes several turns of the loop from its socket to its handler; with fewer, a pause waits for several steps.
 _TURNS_BETWEEN_STEPS = 4
 
 
 class Scheduler:
     """Runs requests over the slots of one model.
 
-    A step is planned and its outcome handed out on the event loop; its forward pass may be computed in a thread.
-    Then requests are taken, and questions answered, meanwhile. What changes who runs, or what the model computes with,
-    is done between two steps: whoever does it is in `between_steps`.
+    A step is planned, and its tokens are appended, on the event loop; its forward pass may run in a thread, so that
+    calls are answered meanwhile. Requests, weights and adapters are changed inside `between_steps` only.
 
     Invariants: a request is waiting, running (it owns a slot) or finished; a finished request's answer
     holds every token that was drawn for it; while paused no token is drawn.
@@ -83,7 +82,7 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            BadRequestError: its id is in flight already, it cannot fit, or there is a `refusal` of all.
+            BadRequestError: its id is in flight already, it cannot fit, or `refusal` gives a reason to refuse all.
         """
         if (reason := self.refusal()) is not None:
             raise BadRequestError(reason)
@@ -147,7 +146,7 @@ class Scheduler:
 
     @contextmanager
     def held_queue(self) -> Iterator[None]:
-        """Let no request begin meanwhile; those that run go on."""
+        """Start no waiting request inside the block; running ones go on."""
         self._num_holds += 1
         try:
             yield
@@ -156,13 +155,13 @@ class Scheduler:
             self._wake.set()
 
     def loop_needed(self) -> AbstractContextManager[None]:
-        """Let calls be taken and answered during every step meanwhile, not only during long ones."""
+        """Compute every step in a thread inside the block, so that calls are answered during short ones too."""
         return self._passes.loop_needed()
 
     def between_steps(self) -> AbstractAsyncContextManager[None]:
-        """No token is drawn while it lasts; who came first is let in first.
+        """No step runs inside the block; callers enter in the order in which they came.
 
-        Waits for: the step under way, and who came before. Unblocked by: their ends.
+        Waits for: the step under way and earlier callers. Unblocked by: their ends.
         """
         return self._between
 
@@ -182,7 +181,7 @@ class Scheduler:
     async def run(self) -> None:
         """Step for ever.
 
-        Waits for: a request, the end of a pause, or who is between two steps. Unblocked by: submit, resume, their ends.
+        Waits for: a request, the end of a pause, or of a `between_steps`. Unblocked by: submit, resume, that end.
         """
         while True:
             if not self._can_step():
@@ -202,14 +201,14 @@ class Scheduler:
         return self._planner.plan()
 
     def end_step(self, planned: ForwardPass, computed: Computed) -> None:
-        """Hand out what the pass computed."""
+        """Append what the pass drew to its requests."""
         self._is_computing = False
         self._planner.commit(planned, computed)
         if not self._running:
             self._still.set()
 
     async def _until_still(self) -> None:
-        """Acquires what holds back steps."""
+        """Acquires `between_steps`."""
         while True:
             while self._running and self._paused is None:
                 self._still.clear()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from agentrl.engine.adapters import AdapterService
 from agentrl.engine.forward import PassRunner
 from agentrl.engine.generation import GenerationService
-from agentrl.engine.memory import MemoryRoutes
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.request import BadRequestError, UnwellError
@@ -16,6 +17,8 @@ from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.updates import Handler, UpdateRoutes
 from agentrl.engine.weights import WeightStore
 from agentrl.types.weights import PauseMode
+
+_TAGS = ("kv_cache", "weights")
 
 
 class EngineServer:
@@ -62,7 +65,7 @@ class EngineServer:
         }
 
     def _health(self) -> dict[str, Any]:
-        """Raises UnwellError if a step does not end; one on the event loop would keep the question waiting as well."""
+        """Raises UnwellError if a step takes too long; during one on the event loop this call waits as well."""
         computing_s = self.scheduler.computing_s
         if computing_s >= self._options.steps.hung_step_s:
             raise UnwellError(
@@ -117,7 +120,7 @@ class EngineServer:
         return {"status": "ok", "message": "Generation paused successfully.", "num_paused_requests": interrupted}
 
     async def _continue(self, body: dict[str, Any]) -> dict[str, Any]:
-        # In its turn: it must not overtake a pause that was asked for before it.
+        # Behind earlier callers: it must not overtake a pause that was asked for before it.
         async with self.scheduler.between_steps():
             if self.scheduler.num_waiting and (reason := self.scheduler.refusal()) is not None:
                 raise BadRequestError(reason)
@@ -129,3 +132,61 @@ class EngineServer:
             if not self.scheduler.flush():
                 raise BadRequestError(f"Flush cache failed: {self.scheduler.num_running} requests hold KV")
         return {"status": "ok", "message": "Cache flushed."}
+
+
+class MemoryRoutes:
+    """Frees the KV cache and the weights, by SGLang's tags.
+
+    Generation is refused until the KV cache was resumed and every released tensor was brought by an
+    update. Resuming ``weights`` allocates nothing: an update brings memory of its own.
+    """
+
+    def __init__(self, scheduler: Scheduler, store: WeightStore) -> None:
+        self._scheduler, self._store = scheduler, store
+        scheduler.refusal = self._refusal
+
+    def routes(self) -> dict[str, Handler]:
+        """POST routes by path; each takes the JSON body."""
+        return {"/release_memory_occupation": self._release, "/resume_memory_occupation": self._resume}
+
+    async def _release(self, body: dict[str, Any]) -> None:
+        tags = _tags(body)
+        async with self._scheduler.between_steps():
+            self._release_now(tags)
+
+    async def _resume(self, body: dict[str, Any]) -> None:
+        tags = _tags(body)
+        async with self._scheduler.between_steps():
+            if "kv_cache" in tags:
+                self._scheduler.model.cache.resume()
+
+    def _release_now(self, tags: list[str]) -> None:
+        scheduler = self._scheduler
+        is_idle = not scheduler.num_running and (scheduler.pause_mode is not None or not scheduler.num_waiting)
+        if not is_idle:
+            raise BadRequestError("requests hold memory; wait for their end, or pause by abort or retract")
+        scheduler.flush()
+        if "kv_cache" in tags:
+            scheduler.model.cache.release()
+        if "weights" in tags:
+            self._store.release()
+        if self._store.device.type == "cuda":
+            # Freed memory stays with this process's allocator, where no other process can have it.
+            torch.cuda.empty_cache()
+
+    def _refusal(self) -> str | None:
+        if self._scheduler.model.cache.is_released:
+            return "the KV cache is released; call resume_memory_occupation first"
+        if self._store.missing:
+            num_missing = len(self._store.missing)
+            return f"the memory of {num_missing} weights was released; update all weights first"
+        return None
+
+
+def _tags(body: dict[str, Any]) -> list[str]:
+    tags = body.get("tags")
+    if tags is None:
+        return list(_TAGS)
+    if not isinstance(tags, list) or not set(map(str, tags)) <= set(_TAGS):
+        raise BadRequestError(f"tags must be some of {list(_TAGS)}, got {tags!r}")
+    return tags

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from agentrl.engine.zeros import lazy_zeros
-
 _GROWTH_TOKENS = 128
 _LAZY_TOKENS = 8192
+_MAP_NORESERVE = 0x4000  # of Linux, named by Python 3.13; without it one piece may not exceed the machine's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +196,25 @@ class SlotTable:
     def _touch(self, slot: int) -> None:
         self._clock += 1
         self._used_at[slot] = self._clock
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros; on a CPU the kernel makes them when they are first written, which `torch.zeros` does at once.
+
+    The memory comes from the kernel itself. What the C library gives is fresh only above a limit that moves with what
+    was freed before, so the same call may take microseconds or, for a KV cache that grows, a second.
+
+    Raises:
+        OSError: the process may not have so many addresses.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device != "cpu" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if sys.platform != "linux":
+        memory = mmap.mmap(-1, num_bytes, flags=flags)
+    else:
+        memory = mmap.mmap(-1, num_bytes, flags=flags | _MAP_NORESERVE)
+        # Where few bytes far apart are written, pages of 2 MiB would take all of the memory at once.
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

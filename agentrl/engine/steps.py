@@ -1,4 +1,4 @@
-"""Which tokens the next forward pass computes, and what becomes of what it drew."""
+"""Plans forward passes, and appends what they drew to their requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WeightLabels:
 
 
 class StepPlanner:
-    """Plans passes for the requests that own slots and hands out what was computed; ends those that are done.
+    """Plans passes for the requests that own slots, applies their results, and ends requests that are done.
 
     Invariant: between a plan and its `commit` no request takes or leaves a slot.
     """
@@ -56,7 +56,7 @@ class StepPlanner:
         self._copies: list[PrefixCopy] = []
 
     def begin(self, request: Request, slot: int, num_cached: int, source: int) -> None:
-        """Let a request own a slot that it took, whose first `num_cached` tokens another slot `source` has."""
+        """Start a request in its slot; the KV of its first `num_cached` tokens is copied from slot `source`."""
         if num_cached and source != slot:
             self._copies.append(PrefixCopy(source, slot, num_cached))
         request.slot, request.cached_tokens = slot, num_cached
@@ -74,7 +74,7 @@ class StepPlanner:
         return self._prefill(prefill) if is_prefill else self._decode(sorted(set(pending) - set(prefill)))
 
     def commit(self, planned: ForwardPass, computed: Computed) -> None:
-        """Take in what a pass computed, and end the requests that are done."""
+        """Apply what a pass computed, and end the requests that are done."""
         self._slots.lengths[planned.slots] += planned.sizes
         for score, logprobs in zip(planned.scores, computed.logprobs, strict=True):
             scored = self.running[score.slot].prompt_logprobs
@@ -186,7 +186,7 @@ class StepPlanner:
         request.finish(reason)
 
     def _scores(self, slots: np.ndarray, sizes: np.ndarray) -> list[PromptScores]:
-        """What is wanted of the prompts' pieces that begin a pass."""
+        """The prompt tokens of this pass whose log-probabilities are asked for."""
         scores = []
         for row, (slot, size) in enumerate(zip(slots.tolist(), sizes.tolist(), strict=True)):
             request, start = self.running[slot], int(self._slots.lengths[slot])

@@ -48,7 +48,7 @@ _MANAGER_FOLDER = re.compile(r"torch-shm-dir-\w+")
 # CUDA IPC: what torch rebuilds a tensor from, and how many counts of readers one of its files holds.
 _CUDA_SIGNATURE = inspect.signature(reductions.rebuild_cuda_tensor)
 _CUDA_COUNTERS = 10_000
-# What damaged bytes raise, found by damaging them.
+# Errors that damaged bytes raise, found by fuzzing.
 _DAMAGE = (
     pickle.UnpicklingError, struct.error, EOFError, ValueError, TypeError, LookupError, ArithmeticError,
     AttributeError, AssertionError, ImportError, MemoryError, RuntimeError, OSError,
@@ -73,7 +73,7 @@ def _load_storage(data: bytes) -> Any:
 
 
 def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *more: Any) -> torch.Tensor:
-    """As torch does, except that it would enlarge a storage that is too small by memory full of chance."""
+    """As torch does, except that a storage that is too small is an error; torch would enlarge it uninitialised."""
     _check_extent(storage._untyped_storage.nbytes() // storage.dtype.itemsize, offset, size, stride)
     tensor: torch.Tensor = torch._utils._rebuild_tensor_v2(storage, offset, size, stride, *more)
     return tensor
@@ -94,7 +94,7 @@ def _map_storage(kind: Any, manager: bytes, handle: bytes, size: int, dtype: Any
 
 
 def _map_cuda_tensor(*arguments: Any) -> torch.Tensor:
-    """As torch does, if the count of readers that it lowers, which lies in a file of shared memory, is torch's own."""
+    """As torch does, if the shared count of readers that it decrements is torch's own."""
     given = _CUDA_SIGNATURE.bind(*arguments).arguments
     if given["storage_handle"] is not None:
         handle, place = given["ref_counter_handle"], given["ref_counter_offset"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,60 @@ from agentrl.engine.broadcasts import read_broadcast, read_broadcasts
 from agentrl.engine.collective import WeightGroups
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.scheduler import Scheduler
-from agentrl.engine.staging import PreparedWeights, UpdateSession, folder_stamp
 from agentrl.engine.unpickler import load_bucket, load_named_tensors
 from agentrl.engine.weights import StagedWeights, WeightStore
 from agentrl.process.threads import run_in_thread
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+# Folder, then name, bytes and time of change of each file of weights.
+_Stamp = tuple[str, tuple[tuple[str, int, int], ...]]
+
+
+@dataclass(slots=True)
+class _Session:
+    """What came between begin and end.
+
+    Invariant: after a failure nothing of the session is served, however many buckets came before.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    flushes: bool = False
+    _staged: StagedWeights = field(default_factory=StagedWeights)
+    _has_failed: bool = False
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Around all that may refuse a bucket. Raises BadRequestError also if an earlier one was refused."""
+        if self._has_failed:
+            raise BadRequestError("an earlier bucket was refused; end this weight update and begin another")
+        try:
+            yield
+        except BadRequestError:
+            self._has_failed = True
+            raise
+
+    def add(self, staged: StagedWeights, flushes: bool) -> None:
+        """Take in a bucket."""
+        self._staged = self._staged.with_more(staged)
+        self.flushes = self.flushes or flushes
+
+    def take(self) -> StagedWeights:
+        """All buckets that came since the last call; nothing after a failure."""
+        staged, self._staged = self._staged, StagedWeights()
+        return StagedWeights() if self._has_failed else staged
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Weights that were staged ahead of a pause; `stamp` is that of the folder they came from, None for tensors."""
+
+    version: str
+    stamp: _Stamp | None
+    weights: StagedWeights
+
+    def is_of(self, version: str | None, stamp: _Stamp | None) -> bool:
+        """Whether these are the weights of that version and origin, unchanged since."""
+        return self.version == version and self.stamp == stamp
 
 
 class UpdateRoutes:
@@ -33,8 +84,8 @@ class UpdateRoutes:
     def __init__(self, scheduler: Scheduler, store: WeightStore, collective_s: float) -> None:
         self._scheduler, self._store = scheduler, store
         self._groups = WeightGroups(collective_s, store.device)
-        self._session: UpdateSession | None = None
-        self._prepared: PreparedWeights | None = None
+        self._session: _Session | None = None
+        self._prepared: _Prepared | None = None
 
     def routes(self) -> dict[str, Handler]:
         """POST routes by path; each takes the JSON body."""
@@ -55,7 +106,7 @@ class UpdateRoutes:
     async def _begin(self, body: dict[str, Any]) -> dict[str, Any]:
         if self._session is not None:
             raise BadRequestError("a weight update is open already; end it first")
-        self._session = UpdateSession()
+        self._session = _Session()
         async with self._scheduler.still():
             pass
         return {"status": "ok", "message": "Weight update begun."}
@@ -68,15 +119,13 @@ class UpdateRoutes:
         staged = session.take()
         if staged.tensors and not body.get("discard"):
             await self._serve(staged, None, session.flushes)
-        else:
-            self._store.spare.abandon()
         return {"status": "ok", "message": "Weight update ended."}
 
     async def _from_disk(self, body: dict[str, Any]) -> dict[str, Any]:
         folder = _text(body, "model_path")
         with self._scheduler.held_queue():
             prepared = self._prepared
-            stamp = await run_in_thread("stamp", lambda: folder_stamp(Path(folder)))
+            stamp = await run_in_thread("stamp", lambda: _stamp_of(Path(folder)))
             if prepared is not None and prepared.is_of(_version(body), stamp):
                 staged = prepared.weights
             else:
@@ -103,7 +152,7 @@ class UpdateRoutes:
         version, stamp = _text(body, "weight_version"), None
         if "model_path" in body:
             folder = Path(_text(body, "model_path"))
-            stamp = await run_in_thread("stamp", lambda: folder_stamp(folder))
+            stamp = await run_in_thread("stamp", lambda: _stamp_of(folder))
             staged = await run_in_thread("stage", lambda: self._store.stage_folder(folder).with_digests())
         elif "group_name" in body:
             staged = await self._receive(body, read_broadcasts)
@@ -113,9 +162,7 @@ class UpdateRoutes:
         before = self._prepared
         if stamp is None and before is not None and before.is_of(version, None):
             staged = before.weights.with_more(staged)
-        elif before is not None:
-            self._store.spare.abandon()
-        self._prepared = PreparedWeights(version, stamp, staged)
+        self._prepared = _Prepared(version, stamp, staged)
         return {"success": True, "message": f"Weights of version {version} staged.", "num_bytes": staged.num_bytes}
 
     async def _swap(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -153,13 +200,13 @@ class UpdateRoutes:
         with self._scheduler.loop_needed():
             return await read(body, self._groups, self._store)
 
-    def _open_session(self, call: str) -> UpdateSession:
+    def _open_session(self, call: str) -> _Session:
         if self._session is None:
             raise BadRequestError(f"{call} must run between begin_weight_update() and end_weight_update()")
         return self._session
 
     async def _add(
-        self, session: UpdateSession, body: dict[str, Any], read: Callable[[], Awaitable[StagedWeights]]
+        self, session: _Session, body: dict[str, Any], read: Callable[[], Awaitable[StagedWeights]]
     ) -> dict[str, Any]:
         """Take a bucket into a session, and serve all of them if it names a version."""
         flushes, version = bool(body.get("flush_cache", True)), _version(body)
@@ -228,3 +275,10 @@ def _text(body: dict[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise BadRequestError(f"{key} must be given, a string")
     return value
+
+
+def _stamp_of(folder: Path) -> _Stamp:
+    """What tells a folder's weights from others that are put there later."""
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    stats = [(file.name, file.stat()) for file in files]
+    return str(folder), tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from agentrl.engine.request import BadRequestError
-from agentrl.engine.spare import SpareMemory
 from agentrl.inference.checksum import tensor_checksum
 from agentrl.weights.experts import ExpertNames, split_experts
 
@@ -66,7 +65,6 @@ class WeightStore:
             self._owners |= dict.fromkeys(parts, whole)
         self._digests: dict[str, str] = {}
         self._missing: set[str] = set()
-        self.spare = SpareMemory()
         owners: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
         for name, tensor in self._served.items():
@@ -126,7 +124,7 @@ class WeightStore:
                 )
 
     def swap(self, staged: StagedWeights) -> list[torch.Tensor]:
-        """Serve staged weights from now on; returns the old ones, which to free takes time that steps could use."""
+        """Serve staged weights from now on; returns the old ones, so that they can be freed in a thread."""
         parts: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         old: list[torch.Tensor] = []
         for name, tensor in staged.tensors.items():
@@ -141,7 +139,6 @@ class WeightStore:
             self._served[whole].data = self._with_experts(whole, experts)
         self._digests |= staged.digests
         self._missing -= staged.tensors.keys()
-        self.spare.swapped(is_whole=staged.tensors.keys() == self._shapes.keys() - self._aliases.keys())
         return old
 
     def release(self) -> None:
@@ -150,7 +147,6 @@ class WeightStore:
             tensor.data = tensor.data.new_empty(0)
         self._missing |= self._shapes.keys() - self._aliases.keys()
         self._digests.clear()
-        self.spare.clear()
 
     def checksums(self) -> dict[str, str]:
         """Digest of each tensor as it is served; tied tensors appear once, released ones never."""

@@ -24,7 +24,7 @@ HOMES = {
         "agentrl.testing.tiny_moe",
         "agentrl.testing.tiny_architectures",
     ),
-    "uvicorn": ("agentrl.engine.front",),
+    "uvicorn": ("agentrl.engine.http",),
     "aiohttp": ("agentrl.inference.transport",),
     "httptools": ("agentrl.inference",),
     "renderers": ("agentrl.tokens",),

@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import load_file
 from stepping import make_scheduler
 
-from agentrl.engine.memory import MemoryRoutes
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.request import BadRequestError, DrawParams, Request
-from agentrl.engine.slots import KVCache, KVShape
+from agentrl.engine.server import MemoryRoutes
+from agentrl.engine.slots import KVCache, KVShape, lazy_zeros
 from agentrl.engine.weights import WeightStore
-from agentrl.engine.zeros import lazy_zeros
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.engine.zeros import lazy_zeros
+from agentrl.engine.slots import lazy_zeros
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""The engine's two processes, one that speaks HTTP and one that computes: neither outlives the other."""
+"""How an engine ends when it is told to, and where it cannot have its port."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from agentrl.engine.main import FrontProcess
+from agentrl.engine.main import bind
 from agentrl.process.ports import free_port
 from agentrl.types.errors import EngineError
 
@@ -23,7 +24,7 @@ _DEADLINE_S = 60.0
 
 
 class Engine:
-    """An engine's process, and the child of it that speaks HTTP."""
+    """An engine's process, in a group of its own as a terminal makes one."""
 
     def __init__(self, model: Path, port: int, log: Path) -> None:
         self.port, self.log = port, log
@@ -42,17 +43,6 @@ class Engine:
         with suppress(httpx.TransportError):
             return httpx.get(f"http://127.0.0.1:{self.port}/health", trust_env=False).status_code == 200
         return False
-
-    def until_silent(self) -> None:
-        deadline = time.monotonic() + _DEADLINE_S
-        while self.is_listening():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    @property
-    def front_pid(self) -> int:
-        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(child)
 
 
 @pytest.fixture
@@ -74,16 +64,19 @@ def test_an_engine_that_is_told_to_end_leaves_its_port_free(engine: Engine, numb
     assert "Traceback" not in engine.log.read_text()
 
 
-def test_an_engine_that_is_killed_takes_its_front_with_it(engine: Engine) -> None:
-    os.kill(engine.process.pid, signal.SIGKILL)
-    engine.process.wait()
-    engine.until_silent()
-
-
-def test_an_engine_whose_front_is_killed_ends_and_says_so(engine: Engine) -> None:
-    os.kill(engine.front_pid, signal.SIGKILL)
-    assert engine.process.wait(_DEADLINE_S) == 1
-    assert f"nobody speaks HTTP at port {engine.port}" in engine.log.read_text()
+def test_an_engine_that_is_told_to_end_closes_the_connections_of_clients_that_wait(engine: Engine) -> None:
+    endless = {"input_ids": [20, 31, 42], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+    with httpx.Client(base_url=f"http://127.0.0.1:{engine.port}", timeout=_DEADLINE_S, trust_env=False) as http:
+        http.post("/pause_generation", json={"mode": "in_place"}).raise_for_status()
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(http.post, "/generate", json=endless)
+            while not http.get("/model_info").json()["num_waiting"]:
+                assert not waiting.done()
+            engine.process.terminate()
+            with pytest.raises(httpx.TransportError):
+                waiting.result(_DEADLINE_S)
+    assert engine.process.wait(_DEADLINE_S) == 0
+    assert "Traceback" not in engine.log.read_text()
 
 
 def test_a_port_in_use_is_an_error_that_names_it_before_the_model_is_loaded(tmp_path: Path) -> None:
@@ -101,4 +94,4 @@ def test_a_port_in_use_is_an_error_that_names_it_before_the_model_is_loaded(tmp_
 )
 def test_an_address_that_is_not_this_machines_is_an_error_that_names_it(host: str, port: int) -> None:
     with pytest.raises(EngineError, match=f"port {port} of {host} cannot be had"):
-        FrontProcess.start(host, port)
+        bind(host, port)
