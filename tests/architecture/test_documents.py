@@ -55,6 +55,20 @@ def test_every_recipe_that_the_readme_names_exists(root):
     assert [path for path in named if not (root / path).is_file()] == []
 
 
+def test_every_file_that_the_plan_names_exists(root):
+    text = (root / "agentrl" / "README.md").read_text()
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]+(?:\.py|\.md)?)`", text)) - {"area/quantity_unit"}
+    assert len(named) > 30
+    places = (root / "agentrl", root)
+    assert sorted(path for path in named if not any((place / path).exists() for place in places)) == []
+
+
+def test_every_package_is_in_the_plan(root):
+    text = (root / "agentrl" / "README.md").read_text()
+    packages = {path.parent.name for path in (root / "agentrl").glob("*/__init__.py")}
+    assert sorted(package for package in packages if f"`{package}`" not in text) == []
+
+
 def test_there_are_recipes():
     assert {path.name for path in RECIPES} >= {"warmstart.toml", "demo.toml"}
 
