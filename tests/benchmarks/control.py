@@ -1,4 +1,6 @@
-"""The demo with shuffled rewards: what a run gains when rewards say nothing. It must stay where it started.
+"""The demo with shuffled rewards: what a run gains when rewards say nothing. It must gain nothing.
+
+It may lose: steps that follow chance move a policy too, with AdamW as far as steps that follow rewards.
 
 Figures: `success_before` and `success_after` on held-out tasks with true rewards, and their `change`.
 """
