@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,12 +72,15 @@ async def test_tokens_of_running_and_waiting_requests_name_the_weights_that_drew
     client = in_place_engine.server.client(PauseMode.IN_PLACE)
     swaps, chance = Swaps(in_place_engine, client), random.Random(5)
     prompts = [[20 + number, 31, 42, 53, 64, 75, 86] for number in range(NUM_REQUESTS)]
+    began = time.monotonic()
+    await client.generate(_request("as-long-as-a-reply", prompts[0], NUM_TOKENS, FIRST))
+    reply_s = time.monotonic() - began
     playing = [
         asyncio.create_task(client.generate(_request(f"swapped-in-place-{number}", prompt, NUM_TOKENS, FIRST)))
         for number, prompt in enumerate(prompts)
     ]
     for _ in range(NUM_SWAPS):
-        await asyncio.sleep(chance.uniform(0.03, 0.2))
+        await asyncio.sleep(reply_s * chance.uniform(0.05, 0.2))
         await swaps.swap()
     replies = await asyncio.gather(*playing)
     assert max(len(reply.versions) for reply in replies) > 2, "no request lived through several swaps"
