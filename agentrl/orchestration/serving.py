@@ -19,6 +19,7 @@ from agentrl.weights.config import (
     AdapterTransportConfig,
     BroadcastTransportConfig,
     DeltaTransportConfig,
+    DiskTransportConfig,
     TensorTransportConfig,
 )
 from agentrl.weights.delta import DeltaTransport
@@ -75,7 +76,8 @@ def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:
             return DeltaTransport(config, load_s, logs)
         case AdapterTransportConfig():
             return AdapterTransport()
-    return DiskTransport()
+        case DiskTransportConfig():
+            return DiskTransport()
 
 
 def evaluation_transport(policy: PolicyConfig) -> WeightTransport:
