@@ -15,7 +15,7 @@ from agentrl.cli.train import OverridesArgument
 from agentrl.process.loop import run_async
 
 if TYPE_CHECKING:
-    from agentrl.orchestration.ending import RunSummary
+    from agentrl.orchestration.shutdown import RunSummary
 
 ENVIRONMENT = "sql"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.errors import reported
-from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
+from agentrl.process.parent import die_with_parent, ignore_stop_signals
 
 
 @reported
@@ -29,13 +29,13 @@ def engine(
     max_lora_rank: Annotated[int, typer.Option(help="Largest rank of a LoRA adapter.")] = 64,
     collective_s: Annotated[float, typer.Option(help="Seconds that a broadcast of weights may take.")] = 120.0,
     deterministic: Annotated[bool, typer.Option(help="Results that do not depend on batching, in float64.")] = False,
-    attended: Annotated[bool, typer.Option(help="End when the process that started this one ends.")] = False,
+    supervised: Annotated[bool, typer.Option(help="End when the process that started this one ends.")] = False,
 ) -> None:
     """Serve a model over SGLang's native protocol until interrupted."""
-    if attended:
-        leave_stopping_to_parent()
+    if supervised:
+        ignore_stop_signals()
         die_with_parent()
-    values: dict[str, Any] = {key: value for key, value in locals().items() if key != "attended"}
+    values: dict[str, Any] = {key: value for key, value in locals().items() if key != "supervised"}
     from agentrl.config.base import parse_config
     from agentrl.engine.options import EngineOptions, StepOptions, UpdateOptions
 
@@ -44,4 +44,4 @@ def engine(
     options = parse_config(EngineOptions, values, "agentrl engine")
     from agentrl.engine.main import run_engine
 
-    run_engine(options, attended)
+    run_engine(options, supervised)

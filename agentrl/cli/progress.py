@@ -8,8 +8,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agentrl.orchestration.ending import RunSummary
 from agentrl.orchestration.evaluation import Evaluation
+from agentrl.orchestration.shutdown import RunSummary
 from agentrl.telemetry.curve import sparkline
 
 _PLAIN_INTERVAL_S = 10.0

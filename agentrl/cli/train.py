@@ -13,8 +13,8 @@ from agentrl.process.loop import run_async
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from agentrl.orchestration.ending import RunSummary
     from agentrl.orchestration.recorder import RunObserver
+    from agentrl.orchestration.shutdown import RunSummary
 
 RecipeArgument = Annotated[Path, typer.Argument(help="TOML recipe, such as environments/sql/demo.toml.")]
 OverridesArgument = Annotated[list[str] | None, typer.Argument(help="key.path=value, laid over the recipe in order.")]

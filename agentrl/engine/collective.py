@@ -11,7 +11,7 @@ import torch
 
 from agentrl.engine.request import BadRequestError
 from agentrl.process.threads import run_in_thread
-from agentrl.weights.group import WeightGroup, join_group, leave_group, receive
+from agentrl.weights.process_group import WeightGroup, join_group, leave_group, receive
 
 Result = TypeVar("Result")
 # Fills tensors from a group's sender.

@@ -25,8 +25,8 @@ from agentrl.types.errors import ConfigError, EngineError
 _EXIT_S = 5.0
 
 
-def run_engine(options: EngineOptions, attended: bool) -> NoReturn:
-    """Load the model and serve it, until a signal to stop comes unless it is `attended`; ends the process.
+def run_engine(options: EngineOptions, supervised: bool) -> NoReturn:
+    """Load the model and serve it, until a signal to stop comes unless it is `supervised`; ends the process.
 
     Raises:
         ConfigError: the machine lacks the device, the model cannot be loaded, or its architecture is not one that the
@@ -37,7 +37,7 @@ def run_engine(options: EngineOptions, attended: bool) -> NoReturn:
     torch.set_num_threads(options.threads)
     with bind(options.host, options.port) as listener:
         require(check_engine(options.model))
-        run_async(_serve(EngineServer(options), options.token, listener, () if attended else STOP_SIGNALS))
+        run_async(_serve(EngineServer(options), options.token, listener, () if supervised else STOP_SIGNALS))
 
 
 def _check_device(name: str) -> None:

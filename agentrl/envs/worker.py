@@ -11,7 +11,7 @@ import msgspec
 
 from agentrl.envs.abilities import attachable, snapshotting
 from agentrl.envs.definition import load_environment
-from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
+from agentrl.process.parent import die_with_parent, ignore_stop_signals
 from agentrl.process.server import serve
 from agentrl.protocols import Environment
 from agentrl.types.environment import Opening, Origin, Score, StepResult, check_opening, check_score, check_step
@@ -87,7 +87,7 @@ async def _end(result: Awaitable[None] | None) -> None:
 
 def main() -> None:
     """Entry of the child: ``python -m agentrl.envs.worker NAME OPTIONS_JSON FD``."""
-    leave_stopping_to_parent()
+    ignore_stop_signals()
     die_with_parent()
     name, options, fd = sys.argv[1:]
     serve(EnvironmentWorker(name, msgspec.json.decode(options)), int(fd))

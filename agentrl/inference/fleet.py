@@ -41,8 +41,8 @@ class Member:
     """One engine of the fleet.
 
     `served` are the versions that receipts have proven, oldest first. `proving` is the version between a
-    swap and its receipt; a reply that holds it waits for `proof`. `gone` is done when replies can no
-    longer come. `turn` is held by whoever changes the engine's weights; `phase` is what the publisher does
+    swap and its receipt; a reply that holds it waits for `proof`. `unreachable` is done when replies can no
+    longer come. `update_lock` is held by whoever changes the engine's weights; `phase` is what the publisher does
     there, or failed at, until a receipt has come. `proofs` counts receipts: an engine that gave one since a request
     failed there is as good as another engine.
     """
@@ -53,10 +53,10 @@ class Member:
     served: list[PolicyVersion] = field(default_factory=list)
     proving: PolicyVersion | None = None
     proof: asyncio.Event = field(default_factory=asyncio.Event)
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     phase: str = ""
     proofs: int = 0
-    _gone: asyncio.Future[None] | None = None
+    _unreachable: asyncio.Future[None] | None = None
 
     @property
     def name(self) -> str:
@@ -69,30 +69,30 @@ class Member:
         return self.served[-1]
 
     @property
-    def gone(self) -> asyncio.Future[None]:
+    def unreachable(self) -> asyncio.Future[None]:
         """Done once the engine is dead, or was set aside and given up."""
-        if self._gone is None:
-            self._gone = asyncio.get_running_loop().create_future()
-        return self._gone
+        if self._unreachable is None:
+            self._unreachable = asyncio.get_running_loop().create_future()
+        return self._unreachable
 
     def may_report(self, since: PolicyVersion) -> set[PolicyVersion]:
         """Versions that tokens may name of a request sent while `since` was the newest proven one."""
         first = self.served.index(since) if since in self.served else 0
         return set(self.served[first:])
 
-    def bury(self) -> None:
+    def fail_pending(self) -> None:
         """Tell everybody who waits for a reply that none will come."""
-        if not self.gone.done():
-            self.gone.set_result(None)
+        if not self.unreachable.done():
+            self.unreachable.set_result(None)
 
-    def unbury(self) -> None:
+    def accept_replies(self) -> None:
         """Replies may come again."""
-        if self.gone.done():
-            self._gone = None
+        if self.unreachable.done():
+            self._unreachable = None
 
     def replace_by(self, engine: Engine) -> None:
         """Another process has taken this one's place."""
-        self.engine, self._gone = engine, None
+        self.engine, self._unreachable = engine, None
 
 
 class Fleet:
@@ -163,7 +163,7 @@ class Fleet:
         member = self.members[name]
         during = f" (weights: in the phase {member.phase})" if member.phase else " (in the phase generate)"
         self._move(member, EngineState.DEAD, f"{reason}{during}")
-        member.bury()
+        member.fail_pending()
 
     def restarted(self, name: str, engine: Engine) -> None:
         """A new process took the dead one's place; it must prove its weights."""
@@ -187,7 +187,7 @@ class Fleet:
         member.proofs += 1
         self._end_proof(member)
         if member.state is not EngineState.DEAD:
-            member.unbury()
+            member.accept_replies()
             self._move(member, EngineState.HEALTHY, "")
 
     def disproven(self, name: str, reason: str) -> None:
@@ -200,7 +200,7 @@ class Fleet:
     def abandon(self, name: str) -> None:
         """Replies that an engine set aside has not given by now are not waited for; they go elsewhere."""
         if self.members[name].state is not EngineState.HEALTHY:
-            self.members[name].bury()
+            self.members[name].fail_pending()
 
     async def wait_for_change(self) -> None:
         """Waits for: any change of state. Unblocked by: it; callers set the deadline."""

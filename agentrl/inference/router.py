@@ -97,7 +97,7 @@ class EngineRouter:
 
     async def _ask(self, member: Member, request: GenerationRequest) -> Generation:
         """The engine's reply, or an error as soon as the engine is dead."""
-        engine, gone = member.engine, member.gone
+        engine, gone = member.engine, member.unreachable
         asking = asyncio.create_task(engine.generate(request))
         either: set[asyncio.Future[Generation] | asyncio.Future[None]] = {asking, gone}
         try:

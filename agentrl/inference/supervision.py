@@ -87,19 +87,19 @@ class FleetSupervisor:
 
         A suspect is told to generate first: a pause whose answer was lost may have reached it late.
         """
-        if member.turn.locked():
+        if member.update_lock.locked():
             return await member.engine.ping()
         if member.state is EngineState.SUSPECT:
-            async with member.turn:
+            async with member.update_lock:
                 await member.engine.resume()
         served = member.served
         try:
             version = await member.engine.probe()
         except EngineError:
-            if member.turn.locked() or member.served is not served:
+            if member.update_lock.locked() or member.served is not served:
                 return None  # it was paused for new weights meanwhile
             raise
-        if member.turn.locked():
+        if member.update_lock.locked():
             return None
         if version == member.version:
             self._fleet.clear_suspicion(member.name)

@@ -23,14 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.journal.entries import NUMBERS, Ended, EpisodeEntry, Leased, Resulted, Turned, unpack
+from agentrl.journal.entries import NUMBERS, Ended, EpisodeEntry, Leased, StepResultRecorded, TurnCommitted, unpack
 from agentrl.journal.frames import Frame
 from agentrl.journal.history import build_history
 from agentrl.types.episode import Episode, Node
 from agentrl.types.errors import StorageError
 
 _HEAD = struct.Struct("<HHI")
-_KEPT = frozenset(NUMBERS[kind] for kind in (Leased, Turned, Resulted, Ended))
+_KEPT = frozenset(NUMBERS[kind] for kind in (Leased, TurnCommitted, StepResultRecorded, Ended))
 _SPAN = pa.struct([("epoch", pa.int32()), ("step", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])
 _TRAINED = ("outcome", "=", "trained")
 _REPEATED = ["task_id", "started_at", "stop_reason", "failure", "outcome", "reason"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.journal.claim import Claim
-from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
+from agentrl.process.parent import die_with_parent, ignore_stop_signals
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.process.server import serve
 from agentrl.types.errors import StorageError
@@ -133,7 +133,7 @@ _NOTHING_LOST = (
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.journal.archiver FD``."""
-    leave_stopping_to_parent()
+    ignore_stop_signals()
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(_NICENESS)

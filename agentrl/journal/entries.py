@@ -42,7 +42,7 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class EnvironmentStarted:
     """The environment has posed the task; `handle` names its live session where it can be reattached.
 
     Another one says that another session has taken over, or with no handle that none can be reattached any more.
@@ -54,7 +54,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class PartialReply:
     """A part of a reply that an abort cut short; the next part, or the whole reply, comes behind it.
 
     `request` is the digest of the context that the whole reply continues.
@@ -66,7 +66,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class TurnCommitted:
     """A reply is complete.
 
     `nodes` are all that were added since the last turn, the reply's last. `request` is the digest of the context
@@ -90,7 +90,7 @@ class Intended:
 
 
 @dataclass(frozen=True, slots=True)
-class Resulted:
+class StepResultRecorded:
     """The environment has acted; `snapshot` is its state afterwards where it can be restored from one."""
 
     token: int
@@ -161,16 +161,28 @@ class Checkpointed:
     step: int
 
 
-Entry = Leased | Opened | Delivered | Turned | Intended | Resulted | Ended | Taken | Stepped | Dropped | Checkpointed
-EpisodeEntry = Leased | Opened | Delivered | Turned | Intended | Resulted | Ended
+Entry = (
+    Leased
+    | EnvironmentStarted
+    | PartialReply
+    | TurnCommitted
+    | Intended
+    | StepResultRecorded
+    | Ended
+    | Taken
+    | Stepped
+    | Dropped
+    | Checkpointed
+)
+EpisodeEntry = Leased | EnvironmentStarted | PartialReply | TurnCommitted | Intended | StepResultRecorded | Ended
 
 KINDS: dict[int, type] = {
     1: Leased,
-    2: Opened,
-    3: Delivered,
-    4: Turned,
+    2: EnvironmentStarted,
+    3: PartialReply,
+    4: TurnCommitted,
     5: Intended,
-    6: Resulted,
+    6: StepResultRecorded,
     7: Ended,
     16: Taken,
     17: Stepped,

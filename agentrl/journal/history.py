@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from agentrl.journal.entries import Delivered, Ended, EpisodeEntry, Intended, Leased, Opened, Resulted, Turned
+from agentrl.journal.entries import (
+    Ended,
+    EnvironmentStarted,
+    EpisodeEntry,
+    Intended,
+    Leased,
+    PartialReply,
+    StepResultRecorded,
+    TurnCommitted,
+)
 from agentrl.types.episode import Agent, Episode, Ticket, Turn
 
 
@@ -25,12 +34,12 @@ class EpisodeHistory:
     agents: tuple[Agent, ...]
     token: int
     entries: list[EpisodeEntry] = field(default_factory=list)
-    opened: Opened | None = None
-    turns: list[Turned] = field(default_factory=list)
-    results: list[Resulted] = field(default_factory=list)
-    acted: dict[int, Resulted] = field(default_factory=dict)
+    opened: EnvironmentStarted | None = None
+    turns: list[TurnCommitted] = field(default_factory=list)
+    results: list[StepResultRecorded] = field(default_factory=list)
+    acted: dict[int, StepResultRecorded] = field(default_factory=dict)
     pending: Intended | None = None
-    parts: list[Delivered] = field(default_factory=list)
+    parts: list[PartialReply] = field(default_factory=list)
     ended: Ended | None = None
     fenced: int = 0
     is_whole: bool = True
@@ -57,7 +66,7 @@ class EpisodeHistory:
             seconds=ended.seconds if ended else 0.0,
         )
 
-    def _turn(self, turned: Turned) -> Turn:
+    def _turn(self, turned: TurnCommitted) -> Turn:
         """The turn with what the environment did behind it."""
         turn, resulted = turned.turn, self.acted.get(turned.turn.index)
         if resulted is None:
@@ -119,16 +128,16 @@ def without_gaps(entries: Sequence[EpisodeEntry]) -> list[EpisodeEntry]:
 
 def _apply(history: EpisodeHistory, entry: EpisodeEntry) -> None:
     match entry:
-        case Opened():
+        case EnvironmentStarted():
             history.opened = entry
-        case Delivered():
+        case PartialReply():
             history.parts.append(entry)
-        case Turned():
+        case TurnCommitted():
             history.turns.append(entry)
             history.parts = []
         case Intended():
             history.pending = entry
-        case Resulted():
+        case StepResultRecorded():
             history.results.append(entry)
             history.acted[len(history.turns) - 1] = entry
             history.pending = None

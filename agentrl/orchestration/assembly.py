@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from agentrl.buffer.episode_buffer import MemoryBuffer
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.memory import MemoryBuffer
 from agentrl.inference.config import AttachedEngineConfig
 from agentrl.orchestration.config import PolicyConfig, RunConfig
 from agentrl.orchestration.evaluation import Evaluator

@@ -53,7 +53,7 @@ def engine_command(launch: EngineLaunch, port: int) -> tuple[list[str], dict[str
 
 def _embedded(launch: EngineLaunch, config: EmbeddedEngineConfig, port: int) -> tuple[list[str], dict[str, str]]:
     command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(launch.model), "--port", str(port)]
-    command += ["--weight-version", launch.label, "--attended", "--threads", str(config.threads)]
+    command += ["--weight-version", launch.label, "--supervised", "--threads", str(config.threads)]
     command += ["--deterministic"] if launch.is_deterministic else []
     for key, value in config.args.items():
         command += _embedded_option(key, value)
@@ -61,7 +61,7 @@ def _embedded(launch: EngineLaunch, config: EmbeddedEngineConfig, port: int) -> 
 
 
 def _sglang(launch: EngineLaunch, config: SGLangEngineConfig, port: int) -> tuple[list[str], dict[str, str]]:
-    command = [sys.executable, "-m", "agentrl.process.attended", *config.command]
+    command = [sys.executable, "-m", "agentrl.process.supervised", *config.command]
     command += ["--model-path", str(launch.model), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--weight-version", launch.label]
     if launch.pause_mode is PauseMode.IN_PLACE and not any(_sglang_name(key) == _NO_OVERLAP for key in config.args):

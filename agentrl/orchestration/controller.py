@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from agentrl.buffer.starvation import UntrainedSteps
 from agentrl.orchestration.assembly import RunParts
-from agentrl.orchestration.ending import RunSummary, first_failure, stopping_on_signals, unless
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.production import Production
 from agentrl.orchestration.redo import Redo, weights_digest
 from agentrl.orchestration.run_directory import Progress, RunState, RunStatus
+from agentrl.orchestration.shutdown import RunSummary, first_failure, result_or_stopped, stopping_on_signals
 from agentrl.process.crash_points import crash_point
 from agentrl.types.batch import TrainBatch, WeightsManifest
 from agentrl.types.errors import StalledError
@@ -156,7 +156,7 @@ class Controller:
     async def _take(self) -> Mapping[str, TrainBatch] | None:
         """The next batches, or None if the run is to stop before they are there."""
         versions = dict.fromkeys(self._parts.policies, self.version)
-        return await unless(self._buffer.take(versions), self._stop)
+        return await result_or_stopped(self._buffer.take(versions), self._stop)
 
     def _check_has_tokens(self, batch: TrainBatch) -> None:
         """Without a token to train the version would rise for ever, without a word. Raises StalledError."""

@@ -15,7 +15,7 @@ from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig
 from agentrl.inference.ownership import check_swaps_in_place, release, take
 from agentrl.orchestration.commands import EngineLaunch, engine_command
-from agentrl.process.parent import attended_environment
+from agentrl.process.parent import supervised_environment
 from agentrl.process.ports import free_port
 from agentrl.process.remote import tail
 from agentrl.types.errors import ConfigError, EngineError
@@ -52,7 +52,7 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **attended_environment(), **environment},
+                env={**os.environ, **supervised_environment(), **environment},
             )
         url = f"http://127.0.0.1:{port}"
         engine = cls(launch, process, EngineClient(launch.name, url, client, launch.pause_mode, mark=launch.mark))

@@ -14,14 +14,14 @@ from agentrl.journal.rewriting import finish_rewriting
 from agentrl.orchestration.assembly import StartPoint, assembled, start_evaluator
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
-from agentrl.orchestration.ending import RunSummary, first_failure
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_environments
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
-from agentrl.process.heap import heap_kept
+from agentrl.orchestration.shutdown import RunSummary, first_failure
+from agentrl.process.heap import gc_frozen
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
@@ -88,7 +88,7 @@ async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_s
     start, journal = await asyncio.to_thread(_begin, config, run, is_salvaged)
     try:
         async with assembled(config, run, start, observer, journal) as parts:
-            with heap_kept():
+            with gc_frozen():
                 return await Controller(parts).run()
     except BaseExceptionGroup as group:
         error = first_failure(group)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from agentrl.orchestration.assembly import RunParts
-from agentrl.orchestration.ending import unless
+from agentrl.orchestration.shutdown import result_or_stopped
 from agentrl.rollouts.journal import EpisodeParked
 from agentrl.rollouts.session import session_key
 from agentrl.types.episode import Ticket
@@ -37,7 +37,7 @@ class Production:
             async with asyncio.TaskGroup() as episodes:
                 for ticket in self._parts.journal.hand_over():
                     episodes.create_task(self._play(ticket), name=ticket.episode_id)
-                while (admitted := await unless(self._parts.buffer.admit(), self._parking)) is not None:
+                while (admitted := await result_or_stopped(self._parts.buffer.admit(), self._parking)) is not None:
                     episodes.create_task(self._play(admitted), name=admitted.episode_id)
         finally:
             self._ended.set()

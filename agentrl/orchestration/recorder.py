@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from agentrl import codec
+from agentrl.buffer.episode_buffer import MemoryBuffer
 from agentrl.buffer.ledger import LedgerLine
-from agentrl.buffer.memory import MemoryBuffer
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.telemetry.curve import draw_curve

@@ -30,7 +30,7 @@ from agentrl.orchestration.warmstart_config import (
 )
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.made_templates import made_template
-from agentrl.tokens.making import CONTROL_TOKENS, make_tokenizer, save_tokenizer
+from agentrl.tokens.train_tokenizer import CONTROL_TOKENS, make_tokenizer, save_tokenizer
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.trainer.sequence import TokenSequence, supervised_sequence
 from agentrl.types.episode import StopReason
@@ -123,7 +123,11 @@ class WarmStart:
         return report
 
     async def _write_first_model(self) -> int:
-        from agentrl.trainer.making import convert_gguf, count_parameters, make_model  # loads torch and transformers
+        from agentrl.trainer.init_model import (  # loads torch and transformers
+            convert_gguf,
+            count_parameters,
+            make_model,
+        )
 
         folder = self._work / "model"
         source = self._config.model

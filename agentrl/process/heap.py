@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def heap_kept() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Let the collector pass over all that there is by now, up to the end of the block."""
     gc.collect()
     gc.freeze()

@@ -15,13 +15,13 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What a terminal or a cluster sends to all processes of a run at once."""
 
 
-def attended_environment() -> dict[str, str]:
+def supervised_environment() -> dict[str, str]:
     """What a child that is to die with this process needs in its environment."""
     return {_PARENT: str(os.getpid())}
 
 
 @contextmanager
-def stops_held_back() -> Iterator[None]:
+def stop_signals_blocked() -> Iterator[None]:
     """A child that is started meanwhile gets none of these signals before it asks for them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -30,7 +30,7 @@ def stops_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_stopping_to_parent() -> None:
+def ignore_stop_signals() -> None:
     """Go on where all processes of a run are told to stop: the run decides what it still needs of this one.
 
     Programs that this process starts are stopped as ever: a handler is not handed on to them.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, TypeVar
 
 from agentrl import codec
-from agentrl.process.parent import attended_environment, stops_held_back
+from agentrl.process.parent import stop_signals_blocked, supervised_environment
 from agentrl.process.server import Call, ObjectServer, Reply
 from agentrl.types.errors import AgentRLError
 
@@ -166,7 +166,7 @@ def spawn(
     """
     ours, theirs = socket.socketpair()
     try:
-        with theirs, stops_held_back():
+        with theirs, stop_signals_blocked():
             process = subprocess.Popen(
                 [sys.executable, *argv, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -174,7 +174,7 @@ def spawn(
                 stderr=None if output is None else subprocess.STDOUT,
                 pass_fds=[theirs.fileno(), *descriptors],
                 start_new_session=True,
-                env={**os.environ, **attended_environment(), **(environment or {})},
+                env={**os.environ, **supervised_environment(), **(environment or {})},
             )
     except BaseException:
         ours.close()

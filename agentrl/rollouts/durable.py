@@ -12,7 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from agentrl.journal.entries import Delivered, Ended, Entry, Intended, Leased, Opened, Resulted, Turned, pack
+from agentrl.journal.entries import (
+    Ended,
+    Entry,
+    EnvironmentStarted,
+    Intended,
+    Leased,
+    PartialReply,
+    StepResultRecorded,
+    TurnCommitted,
+    pack,
+)
 from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.writer import JournalWriter
 from agentrl.process.crash_points import crash_point
@@ -77,21 +87,21 @@ class WorkerLog:
         known = self.life.opened if self.life is not None else None
         if known is None or known.handle != handle:
             with _recordable("the opening"):
-                self.note(Opened(self._journal.token, opening, handle))
+                self.note(EnvironmentStarted(self._journal.token, opening, handle))
             crash_point("episode.opened")
 
     async def delivered(self, part: Generation, request: str) -> None:
         """A part of a reply; durable before the rest is asked for, so that it is never generated again."""
         self._parts += 1
         if self.life is None or self._parts > len(self.life.parts):
-            await self.append(Delivered(self._journal.token, part, request))
+            await self.append(PartialReply(self._journal.token, part, request))
             crash_point("reply.delivered")
 
     async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:
         """A reply is complete; durable before anything follows from it."""
         if self.life is not None and turn.index < len(self.life.turns):
             return self.life.turns[turn.index].turn
-        self.note(Turned(self._journal.token, turn, tuple(nodes), finish, request))
+        self.note(TurnCommitted(self._journal.token, turn, tuple(nodes), finish, request))
         crash_point("reply.committed")
         return turn
 
@@ -112,7 +122,7 @@ class WorkerLog:
             recorded = self.life.results[step]
             return recorded.effects, recorded.seconds
         with _recordable(f"the result or the snapshot of step {step}"):
-            self.note(Resulted(self._journal.token, step, tuple(effects), result, seconds, snapshot))
+            self.note(StepResultRecorded(self._journal.token, step, tuple(effects), result, seconds, snapshot))
         crash_point("effect.resulted")
         return tuple(effects), seconds
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from agentrl.journal.entries import Turned
+from agentrl.journal.entries import TurnCommitted
 from agentrl.journal.history import EpisodeHistory
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
@@ -77,7 +77,7 @@ class ReplayingEngine:
             raise nondeterministic(f"the prompt of turn {self._num_replayed}")
 
 
-def _generation_of(turned: Turned) -> Generation:
+def _generation_of(turned: TurnCommitted) -> Generation:
     """A recorded reply as the engine gave it."""
     node = turned.nodes[-1]
     sample = node.sample

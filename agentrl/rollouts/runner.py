@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agentrl.journal.history import EpisodeHistory
 from agentrl.protocols import DurableEnvironment, EnvironmentHost, Scaffold, Scorer
 from agentrl.rollouts.context import Context, EpisodeOver
-from agentrl.rollouts.environments import leave_alive, open_environment
+from agentrl.rollouts.environment_recovery import leave_alive, open_environment
 from agentrl.rollouts.journal import EpisodeJournal, EpisodeLog, EpisodeParked
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.replay import Generating, ReplayingEngine

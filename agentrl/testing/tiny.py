@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.config import ChatConfig
-from agentrl.tokens.making import make_tokenizer, save_tokenizer
+from agentrl.tokens.train_tokenizer import make_tokenizer, save_tokenizer
 from agentrl.trainer.config import ModelShape
 
 TINY_CHAT = ChatConfig(renderer="qwen3")
@@ -20,7 +20,7 @@ def make_tiny_model(folder: Path, seed: int = 0, shape: ModelShape = TINY_SHAPE)
 
     It speaks nonsense in Qwen3's chat format; `TINY_CHAT` says so to a `ChatFormat`.
     """
-    from agentrl.trainer.making import make_model
+    from agentrl.trainer.init_model import make_model
 
     save_tiny_tokenizer(folder, shape.vocabulary_tokens)
     make_model(shape, folder, seed)

@@ -16,14 +16,14 @@ import torch.distributed as dist
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.models.verification import require
 from agentrl.process.crash_points import crash_point
-from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
+from agentrl.process.parent import die_with_parent, ignore_stop_signals
 from agentrl.process.server import serve
 from agentrl.trainer.adapter import stage_adapter
 from agentrl.trainer.canary import compute_canary
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.explanation import LossTrace
-from agentrl.trainer.gap import no_replay_gap
+from agentrl.trainer.logprob_mismatch import no_replay_gap
 from agentrl.trainer.minibatches import split_batch
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.optimizer import OptimizerSet, decayed
@@ -219,7 +219,7 @@ def _take_gpu(rank: int, num_ranks: int) -> None:
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.trainer.rank SPEC_JSON FD``."""
-    leave_stopping_to_parent()
+    ignore_stop_signals()
     die_with_parent()
     spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

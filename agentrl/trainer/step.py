@@ -14,7 +14,7 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.outcome import TokenOutcome, token_outcome
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.explanation import LossTrace
-from agentrl.trainer.gap import FreshGaps, FreshReport
+from agentrl.trainer.logprob_mismatch import FreshGaps, FreshReport
 from agentrl.trainer.minibatches import Minibatch
 from agentrl.trainer.model import PolicyModel, reshard_policy
 from agentrl.trainer.optimizer import OptimizerSet

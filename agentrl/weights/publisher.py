@@ -104,7 +104,7 @@ class StagedPublisher(Publisher):
         waits only for engines that served then. Unblocked by: it, or the first failure.
         """
         member = self._fleet.members[name]
-        async with member.turn:
+        async with member.update_lock:
             while True:
                 manifest = self._newest
                 result = await self._sync(member, manifest)
@@ -200,7 +200,7 @@ class StagedPublisher(Publisher):
         return receipt
 
     async def _prove(self, member: Member, manifest: WeightsManifest) -> None:
-        async with member.turn:
+        async with member.update_lock:
             try:
                 member.phase = PublishPhase.RECEIPT
                 receipt = await member.engine.receipt()

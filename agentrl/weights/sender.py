@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
+from agentrl.process.parent import die_with_parent, ignore_stop_signals
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.process.server import serve
 from agentrl.types.errors import EngineError
@@ -43,7 +43,7 @@ class Sender:
         """Meet others in a process group; rank 0 sends, an engine's ranks receive. NCCL sends from `gpu`."""
         import torch
 
-        from agentrl.weights.group import join_group
+        from agentrl.weights.process_group import join_group
 
         device = torch.device("cuda", gpu)
         if backend == "nccl":
@@ -68,7 +68,7 @@ class Sender:
 
     def broadcast(self, index: int) -> None:
         """Send a bucket, flattened to bytes, to the group, while the next one is gathered."""
-        from agentrl.weights.group import broadcast
+        from agentrl.weights.process_group import broadcast
 
         self.gather(index)
         flat = self._gathered.pop(index).result()
@@ -156,7 +156,7 @@ class SenderProcess:
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.weights.sender FD``."""
-    leave_stopping_to_parent()
+    ignore_stop_signals()
     die_with_parent()
     serve(Sender(), int(sys.argv[1]))
 

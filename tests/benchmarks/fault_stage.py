@@ -94,7 +94,7 @@ class Stage:
         await asyncio.gather(*(self._launch(name) for name in names))
         self.fleet = Fleet(self.actors.values(), FIRST)
         for name, actor in self.actors.items():
-            actor.turn = self.fleet.members[name].turn
+            actor.turn = self.fleet.members[name].update_lock
         self.router = EngineRouter(self.fleet, self.setting.watch.wait_s)
         self.publisher = self._make_publisher(StagedPublisher)
 
@@ -112,7 +112,7 @@ class Stage:
             raise EngineError("max_restarts = 0 allows no further start")
         self.max_restarts -= 1
         actor = await self._launch(name)
-        actor.turn = self.fleet.members[name].turn
+        actor.turn = self.fleet.members[name].update_lock
         return actor
 
     async def publish_for_ever(self) -> None:

@@ -22,7 +22,7 @@ _CALL = ToolCall("call-0", "query", {"sql": "SELECT name, count FROM orders WHER
 _OBSERVATION = Message(Role.TOOL, "ada, 17\nbob, 93\ncora, 45", tool_call_id=_CALL.id)
 
 
-def turned(turn: int, sampled_tokens: int = 100, context_tokens: int = 30) -> e.Turned:
+def turned(turn: int, sampled_tokens: int = 100, context_tokens: int = 30) -> e.TurnCommitted:
     """A complete reply with what lies between it and the last one."""
     draw = np.random.default_rng(turn)
     spans = (VersionSpan(_VERSION, 0, sampled_tokens),)
@@ -31,7 +31,9 @@ def turned(turn: int, sampled_tokens: int = 100, context_tokens: int = 30) -> e.
     context = Node(2 * turn, 2 * turn - 1 if turn else None, "agent", turn, ids[:context_tokens])
     sample = SampledColumns(logprobs, spans, spans)
     reply = Node(2 * turn + 1, 2 * turn, "agent", turn, ids[context_tokens:], sample)
-    return e.Turned(1, Turn(turn, "agent", reply.index, (), 1.5), (context, reply), FinishReason.STOP, f"{turn:016x}")
+    return e.TurnCommitted(
+        1, Turn(turn, "agent", reply.index, (), 1.5), (context, reply), FinishReason.STOP, f"{turn:016x}"
+    )
 
 
 def intended(turn: int) -> e.Intended:
@@ -39,17 +41,17 @@ def intended(turn: int) -> e.Intended:
     return e.Intended(1, turn, (Effect(f"0.{turn}", _CALL),))
 
 
-def resulted(turn: int) -> e.Resulted:
+def resulted(turn: int) -> e.StepResultRecorded:
     """What the tool answered."""
     effect = Effect(f"0.{turn}", _CALL, _OBSERVATION.content, 0.02)
-    return e.Resulted(1, turn, (effect,), StepResult((_OBSERVATION,)), 0.02)
+    return e.StepResultRecorded(1, turn, (effect,), StepResult((_OBSERVATION,)), 0.02)
 
 
 class EpisodeLoad:
     """The entries of episodes that differ in name only, packed as fast as names can be put before them."""
 
     def __init__(self, turns: int, sampled_tokens: int = 100) -> None:
-        opening = e.Opened(1, Opening((Message(Role.USER, "how many orders does ada have?"),)))
+        opening = e.EnvironmentStarted(1, Opening((Message(Role.USER, "how many orders does ada have?"),)))
         played: list[e.Entry] = [opening]
         for turn in range(turns):
             played += [turned(turn, sampled_tokens), intended(turn), resulted(turn)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.cli.main import app
 from agentrl.journal.writer import JournalWriter
-from agentrl.rollouts import environments
+from agentrl.rollouts import environment_recovery
 
 VARIABLE = "AGENTRL_UNPROTECTED"
 _WRITTEN_AFTER_S = 0.5
@@ -34,7 +34,7 @@ def main() -> None:
     if os.environ[VARIABLE] == "no_sync":
         JournalWriter.append = _HastyWriter.append  # type: ignore[method-assign,assignment]
     else:
-        environments._check_external = _no_check  # type: ignore[assignment]
+        environment_recovery._check_external = _no_check  # type: ignore[assignment]
     app()
 
 

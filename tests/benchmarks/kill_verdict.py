@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.journal.entries import Delivered, Ended, Intended, Leased, Turned
+from agentrl.journal.entries import Ended, Intended, Leased, PartialReply, TurnCommitted
 from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.reading import read_journal
 
@@ -90,9 +90,9 @@ class KillVerdict:
             match entry:
                 case Leased():
                     self.regenerated += has_ended
-                case Delivered():
+                case PartialReply():
                     parts += entry.generation.token_ids.tobytes()
-                case Turned():
+                case TurnCommitted():
                     key = (name, entry.turn.index)
                     self.regenerated += key in turns
                     turns[key] = entry.nodes[-1].token_ids.tobytes()

@@ -35,7 +35,7 @@ JOURNAL = Path("run", "journal")
 TRAINER = None
 """In place of an episode: the steps of the trainer, which has no episode."""
 V = PolicyVersion(0, 3)
-TURNED = e.NUMBERS[e.Turned]
+TURNED = e.NUMBERS[e.TurnCommitted]
 MIN_ENTRIES_BYTES = 200
 
 Written = tuple[int, bytes]
@@ -142,21 +142,25 @@ class Start:
         lease = e.Leased(ticket, (Agent("agent", "main"),), token, taken_over)
         await self._append(name, writer, episode, lease)
         if life is None or life.opened is None:
-            await self._append(name, writer, episode, e.Opened(token, Opening((Message(Role.USER, "count"),))))
+            await self._append(
+                name, writer, episode, e.EnvironmentStarted(token, Opening((Message(Role.USER, "count"),)))
+            )
         for index in range(len(life.turns) if life else 0, self._plan.num_turns):
             ids = np.arange(self._random.randint(1, 30), dtype=np.int32)
             spans = (VersionSpan(V, 0, len(ids)),)
             sample = SampledColumns(np.zeros(len(ids), np.float32), spans, spans)
             part = Generation(ids, sample.logprobs, spans, spans, FinishReason.ABORT)
-            writer.note(*self._write_down(name, episode, e.Delivered(token, part, f"{index}")))
+            writer.note(*self._write_down(name, episode, e.PartialReply(token, part, f"{index}")))
             node = Node(index, index - 1 if index else None, "agent", index, ids, sample)
             turn = Turn(index, "agent", index)
-            await self._append(name, writer, episode, e.Turned(token, turn, (node,), FinishReason.STOP, f"{index}"))
+            await self._append(
+                name, writer, episode, e.TurnCommitted(token, turn, (node,), FinishReason.STOP, f"{index}")
+            )
             call = ToolCall(f"{episode}/{index}.0", "count", {"n": index})
             await self._append(name, writer, episode, e.Intended(token, index, (Effect(call.id, call),)))
             result = StepResult((Message(Role.TOOL, "1", tool_call_id=call.id),))
             done = (Effect(call.id, call, "1", 0.1),)
-            await self._append(name, writer, episode, e.Resulted(token, index, done, result, 0.1))
+            await self._append(name, writer, episode, e.StepResultRecorded(token, index, done, result, 0.1))
         await self._append(name, writer, episode, e.Ended(token, StopReason.ANSWERED, None, 1.0, {}, 1.0))
 
     async def _append(self, name: str, writer: JournalWriter, episode: str | None, entry: e.Entry) -> None:

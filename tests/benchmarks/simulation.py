@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.buffer.episode_buffer import MemoryBuffer
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger, LedgerLine, read_ledger
-from agentrl.buffer.memory import MemoryBuffer
 from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.orchestration.assembly import PolicyParts, RunParts, StartPoint

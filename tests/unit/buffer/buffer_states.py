@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from agentrl.buffer.config import BufferConfig
+from agentrl.buffer.episode_buffer import MemoryBuffer
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger, LedgerLine
-from agentrl.buffer.memory import MemoryBuffer
 from agentrl.testing.builders import build_episode
 from agentrl.types.batch import TrainBatch
 from agentrl.types.episode import Episode, Ticket

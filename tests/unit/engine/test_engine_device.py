@@ -18,4 +18,4 @@ BEYOND = f"cuda:{torch.cuda.device_count()}"
 )
 def test_a_device_that_the_machine_lacks_is_named_before_anything_is_loaded(device: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        run_engine(EngineOptions(model=Path("/no/such/model"), port=0, device=device), attended=True)
+        run_engine(EngineOptions(model=Path("/no/such/model"), port=0, device=device), supervised=True)

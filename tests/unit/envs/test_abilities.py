@@ -2,8 +2,8 @@ import pytest
 
 from agentrl.envs.abilities import WholeEnvironment
 from agentrl.envs.inline import InlineHost
+from agentrl.testing.durable_environments import LastingOptions, SessionServer, enduring
 from agentrl.testing.environments import FaultyEnvironment, FaultyOptions
-from agentrl.testing.lasting import LastingOptions, SessionServer, enduring
 from agentrl.types.task import Split, Task
 
 TASK = Task("abilities", Split.TRAIN, 0)

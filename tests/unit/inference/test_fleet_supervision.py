@@ -93,7 +93,7 @@ def supervised(play: Play, keeper: Keeper | None = None) -> None:
 def test_an_engine_that_ends_is_dead_at_once_and_its_successor_waits_for_weights() -> None:
     async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
         await asyncio.sleep(1.0)
-        gone = fleet.members["a"].gone
+        gone = fleet.members["a"].unreachable
         engines[0].repeated_calls["/pause_generation"] = 3
         keeper.end("a")
         await asyncio.sleep(0.1)
@@ -103,7 +103,7 @@ def test_an_engine_that_ends_is_dead_at_once_and_its_successor_waits_for_weights
         await asyncio.sleep(3.5)
         assert fleet.members["a"].state is EngineState.STALE
         assert fleet.members["a"].engine is keeper.revived[0]
-        assert not fleet.members["a"].gone.done()
+        assert not fleet.members["a"].unreachable.done()
         assert fleet.healthy == ["b"]
         keeper.revived[0].repeated_calls["/continue_generation"] = 1
         engines[1].repeated_calls["/continue_generation"] = 1
@@ -206,7 +206,7 @@ def test_an_engine_that_is_paused_for_new_weights_while_it_is_probed_is_no_suspe
     async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
         engines[0].is_slow = True
         await asyncio.sleep(CONFIG.probe_s + 0.1)
-        async with fleet.members["a"].turn:
+        async with fleet.members["a"].update_lock:
             engines[0].pauses_late = True
             await asyncio.sleep(1.0)
             fleet.begin_proof("a", SECOND)
@@ -230,7 +230,7 @@ def test_an_engine_that_somebody_restarted_with_other_weights_is_stale() -> None
 
 def test_an_engine_whose_weights_change_is_only_asked_whether_it_is_there() -> None:
     async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
-        async with fleet.members["a"].turn:
+        async with fleet.members["a"].update_lock:
             engines[0].answer = None
             await asyncio.sleep(60.0)
             assert fleet.healthy == ["a", "b"]
@@ -243,7 +243,7 @@ def test_an_engine_whose_weights_change_is_only_asked_whether_it_is_there() -> N
 
 def test_an_engine_that_hangs_while_its_weights_change_is_dead_within_the_declared_time() -> None:
     async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
-        async with fleet.members["a"].turn:
+        async with fleet.members["a"].update_lock:
             engines[0].is_there = False
             await asyncio.sleep(CONFIG.probe_s + CONFIG.dead_s + CONFIG.suspect_s + 1.0)
             assert keeper.revived, "it was dead, and its place is given to a new process"

@@ -23,19 +23,22 @@ def name_of(number: int) -> str:
     return f"train-{number // 2:06d}-{number % 2}"
 
 
-def turned(index: int, reply: list[int]) -> e.Turned:
+def turned(index: int, reply: list[int]) -> e.TurnCommitted:
     """A prompt or bridge of two tokens and a reply."""
     spans = (VersionSpan(PolicyVersion(0, 3), 0, len(reply)),)
     sample = SampledColumns(-np.linspace(0.1, 0.9, len(reply), dtype=np.float32), spans, spans)
     context = Node(2 * index, 2 * index - 1 if index else None, "agent", index, np.array([5, 6], np.int32))
     node = Node(2 * index + 1, 2 * index, "agent", index, np.array(reply, np.int32), sample)
-    return e.Turned(1, Turn(index, "agent", node.index), (context, node), FinishReason.STOP, f"digest{index}")
+    return e.TurnCommitted(1, Turn(index, "agent", node.index), (context, node), FinishReason.STOP, f"digest{index}")
 
 
 def whole_life(number: int, turns: int = 2) -> list[e.EpisodeEntry]:
     """Every entry of an episode that was played to its end."""
     ticket = build_ticket(name_of(number), number // 2, number % 2)
-    begin = [e.Leased(ticket, (Agent("agent", "main"),), 1), e.Opened(1, Opening((Message(Role.USER, "count"),)))]
+    begin = [
+        e.Leased(ticket, (Agent("agent", "main"),), 1),
+        e.EnvironmentStarted(1, Opening((Message(Role.USER, "count"),))),
+    ]
     middle = [turned(turn, [number, 7, 8 + turn]) for turn in range(turns)]
     return [*begin, *middle, e.Ended(1, StopReason.ANSWERED, None, number / 8, {"queries": 2.0}, 3.5)]
 

@@ -29,25 +29,25 @@ def leased(token: int, taken_over: int = 0) -> e.Leased:
     return e.Leased(TICKET, (Agent("agent", "main"),), token, taken_over)
 
 
-def turned(token: int, index: int, reply: list[int]) -> e.Turned:
+def turned(token: int, index: int, reply: list[int]) -> e.TurnCommitted:
     spans = (VersionSpan(V, 0, len(reply)),)
     sample = SampledColumns(np.full(len(reply), -0.5, np.float32), spans, spans)
     prompt = Node(2 * index, None, "agent", index, np.array([5, 6], np.int32))
     node = Node(2 * index + 1, 2 * index, "agent", index, np.array(reply, np.int32), sample)
-    return e.Turned(token, Turn(index, "agent", node.index), (prompt, node), FinishReason.STOP, f"digest{index}")
+    return e.TurnCommitted(token, Turn(index, "agent", node.index), (prompt, node), FinishReason.STOP, f"digest{index}")
 
 
-def delivered(token: int, ids: list[int]) -> e.Delivered:
+def delivered(token: int, ids: list[int]) -> e.PartialReply:
     spans = (VersionSpan(V, 0, len(ids)),)
     ids_array = np.array(ids, np.int32)
-    return e.Delivered(
+    return e.PartialReply(
         token, Generation(ids_array, np.zeros(len(ids), np.float32), spans, spans, FinishReason.ABORT), "digest"
     )
 
 
-def resulted(token: int, turn: int) -> e.Resulted:
+def resulted(token: int, turn: int) -> e.StepResultRecorded:
     result = StepResult((Message(Role.TOOL, "1", tool_call_id=CALL.id),))
-    return e.Resulted(token, turn, (Effect(CALL.id, CALL, "1", 0.1),), result, 0.1)
+    return e.StepResultRecorded(token, turn, (Effect(CALL.id, CALL, "1", 0.1),), result, 0.1)
 
 
 async def written(folder: Path, *pieces: tuple[str | None, e.Entry]) -> None:
@@ -59,7 +59,7 @@ async def written(folder: Path, *pieces: tuple[str | None, e.Entry]) -> None:
 
 def test_a_life_is_what_its_entries_say() -> None:
     intended = e.Intended(1, 0, (Effect(CALL.id, CALL),))
-    opened = e.Opened(1, Opening((Message(Role.USER, "count"),)))
+    opened = e.EnvironmentStarted(1, Opening((Message(Role.USER, "count"),)))
     life = build_history([leased(1), opened, turned(1, 0, [7, 8]), intended])
     assert life is not None
     assert life.pending == intended

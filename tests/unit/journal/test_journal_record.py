@@ -33,7 +33,7 @@ def _held_by(token: int, entries: list[e.EpisodeEntry]) -> list[e.EpisodeEntry]:
 def lives(draw: st.DrawFn) -> list[e.EpisodeEntry]:
     """An episode that a second worker took over, at any entry, while the first may have gone on."""
     done = (replace(EFFECT, result="1", seconds=0.5),)
-    act = [e.Intended(1, 0, (EFFECT,)), e.Resulted(1, 0, done, StepResult((), False), 0.75)]
+    act = [e.Intended(1, 0, (EFFECT,)), e.StepResultRecorded(1, 0, done, StepResult((), False), 0.75)]
     ticket, opened, first, second, end = whole_life(0)
     whole = [ticket, opened, first, *act, second, end]
     taken_over = draw(st.integers(1, len(whole)))

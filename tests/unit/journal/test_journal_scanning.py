@@ -20,7 +20,9 @@ WORDS = ("train-000000-0", "train-000000-1", None)
 def _write(folder: Path, words: list[str | None]) -> Path:
     path = folder / "w-00000001.journal"
     segment = SegmentFile.create(path, 1)
-    entries = [e.Checkpointed(n) if word is None else e.Resulted(1, n, (), (), 0.5) for n, word in enumerate(words)]
+    entries = [
+        e.Checkpointed(n) if word is None else e.StepResultRecorded(1, n, (), (), 0.5) for n, word in enumerate(words)
+    ]
     segment.append([e.pack(word, entry) for word, entry in zip(words, entries, strict=True)])
     segment.close()
     return path

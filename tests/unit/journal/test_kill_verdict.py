@@ -14,11 +14,11 @@ from tests.benchmarks.kill_verdict import KillVerdict
 from tests.unit.journal.journals import Journal, name_of, turned, whole_life
 
 
-def _part(*token_ids: int) -> e.Delivered:
+def _part(*token_ids: int) -> e.PartialReply:
     spans = (VersionSpan(PolicyVersion(0, 3), 0, len(token_ids)),)
     logprobs = np.zeros(len(token_ids), np.float32)
     generation = Generation(np.array(token_ids, np.int32), logprobs, spans, spans, FinishReason.ABORT)
-    return e.Delivered(1, generation, "digest0")
+    return e.PartialReply(1, generation, "digest0")
 
 
 def _checkpoint(run: Path, episodes: list[str], covered: int) -> None:

@@ -213,7 +213,7 @@ def test_an_engine_does_not_start_with_a_model_that_is_refused(tmp_path):
     config = tiny_config("opt")
     write_drawn_model(config, tmp_path / "model")
     with pytest.raises(ConfigError, match="the engine cannot run models of type opt"):
-        run_engine(EngineOptions(model=tmp_path / "model", port=free_port()), attended=False)
+        run_engine(EngineOptions(model=tmp_path / "model", port=free_port()), supervised=False)
 
 
 @pytest.mark.parametrize(

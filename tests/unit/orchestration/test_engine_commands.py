@@ -25,7 +25,7 @@ def test_an_embedded_engine_gets_its_options_and_cores() -> None:
     assert command[:4] == [sys.executable, "-m", "agentrl.cli.main", "engine"]
     words = " ".join(command[4:])
     assert words == (
-        "/models/m --port 30000 --weight-version 0.3 --attended --threads 2 --deterministic --prefill-tokens 512"
+        "/models/m --port 30000 --weight-version 0.3 --supervised --threads 2 --deterministic --prefill-tokens 512"
     )
     assert environment == {"OMP_NUM_THREADS": "2"}
 
@@ -34,7 +34,7 @@ def test_sglangs_own_options_are_passed_through_as_it_writes_them() -> None:
     args = {"tp-size": 2, "enable_lora": True, "disable-radix-cache": False, "lora-target-modules": ["q", "k"]}
     config = SGLangEngineConfig(kind="sglang", command=["py", "-m", "serve"], args=args, env={"A": "1"})
     command, environment = engine_command(_launch(config), 30000)
-    assert command[:3] == [sys.executable, "-m", "agentrl.process.attended"]
+    assert command[:3] == [sys.executable, "-m", "agentrl.process.supervised"]
     assert " ".join(command[3:]) == (
         "py -m serve --model-path /models/m --host 127.0.0.1 --port 30000 --weight-version 0.3 "
         "--tp-size 2 --enable-lora --lora-target-modules q k"

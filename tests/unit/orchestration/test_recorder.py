@@ -8,9 +8,9 @@ import pytest
 
 from agentrl import codec
 from agentrl.buffer.config import BufferConfig
+from agentrl.buffer.episode_buffer import MemoryBuffer
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.memory import MemoryBuffer
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.recorder import Recorder, SilentObserver
 from agentrl.orchestration.run_directory import RunDirectory

@@ -15,7 +15,7 @@ from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.group import Group
 from agentrl.buffer.recovery import TakenStep
 from agentrl.buffer.staleness import build_batch, train_view
-from agentrl.journal.entries import Dropped, Ended, Leased, Stepped, Taken, Turned
+from agentrl.journal.entries import Dropped, Ended, Leased, Stepped, Taken, TurnCommitted
 from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import JournalState
 from agentrl.orchestration.config import RunConfig
@@ -43,7 +43,7 @@ V3 = PolicyVersion(0, 3)
 def life(group: int, member: int, failure: Failure | None = None, is_over: bool = True) -> EpisodeHistory:
     """An episode of one turn that began with the weights of the step before its group's."""
     episode = build_episode(build_ticket(f"train-{group:06d}-{member}", group, member), [(2, 0)])
-    turned = Turned(1, episode.turns[0], episode.nodes, FinishReason.STOP, "digest")
+    turned = TurnCommitted(1, episode.turns[0], episode.nodes, FinishReason.STOP, "digest")
     ended = Ended(1, StopReason.ANSWERED, failure, None if failure else 1.0, {}, 0.5)
     found = build_history([Leased(episode.ticket, episode.agents, 1), turned, *([ended] if is_over else [])])
     assert found is not None

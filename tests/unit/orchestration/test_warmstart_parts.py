@@ -10,9 +10,9 @@ import pytest
 
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
-from agentrl.orchestration.ending import first_failure
 from agentrl.orchestration.evaluation import Evaluator
 from agentrl.orchestration.players import build_scaffold
+from agentrl.orchestration.shutdown import first_failure
 from agentrl.orchestration.transcripts import Teacher
 from agentrl.orchestration.warmstart import WarmStart, _find_gguf, _fixed_texts, _Pool, _shuffled_for_ever, _without
 from agentrl.orchestration.warmstart_config import GgufModel, LessonConfig, load_warmstart_config

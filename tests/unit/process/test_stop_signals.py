@@ -15,7 +15,7 @@ from agentrl.process.remote import spawn
 LIMIT_S = 30.0
 CHILD = """
 import socket, sys
-from agentrl.process.parent import die_with_parent, leave_stopping_to_parent
+from agentrl.process.parent import die_with_parent, ignore_stop_signals
 {first}
 die_with_parent()
 connection = socket.socket(fileno=int(sys.argv[1]))
@@ -32,7 +32,7 @@ def _spawn(first: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_child_that_leaves_stopping_to_its_parent_outlives_them_from_its_first_moment(number: signal.Signals) -> None:
-    process, ours = _spawn("leave_stopping_to_parent()")
+    process, ours = _spawn("ignore_stop_signals()")
     os.kill(process.pid, number)
     with ours:
         assert ours.recv(2) == b"up"
@@ -58,7 +58,7 @@ def test_whoever_starts_children_is_stopped_as_before() -> None:
 
 def test_programs_that_such_a_child_starts_are_stopped_as_ever() -> None:
     process, ours = _spawn(
-        "leave_stopping_to_parent()\n"
+        "ignore_stop_signals()\n"
         "die_with_parent()\n"
         "import subprocess\n"
         "inner = subprocess.Popen(['sleep', '600'])\n"

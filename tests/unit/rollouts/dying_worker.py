@@ -22,7 +22,7 @@ from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.journal import EpisodeParked
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
-from agentrl.testing.lasting import LastingOptions, SessionServer
+from agentrl.testing.durable_environments import LastingOptions, SessionServer
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.types.episode import Episode
 from agentrl.types.generation import Generation, GenerationRequest, Sampling
@@ -78,7 +78,7 @@ class Place:
         if not self.is_apart:
             yield InlineHost(self.definition, LastingOptions(folder=self.folder), 5.0)
             return
-        name = f"agentrl.testing.lasting:{self.definition.name}"
+        name = f"agentrl.testing.durable_environments:{self.definition.name}"
         apart = ProcessHost(self.definition, name, {"folder": str(self.folder)}, 30.0, self.folder)
         try:
             yield apart

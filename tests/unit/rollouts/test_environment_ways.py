@@ -8,9 +8,15 @@ import pytest
 from dying_worker import NAME, NUM_ENTRIES, DyingWriter, Place, park, results_of
 
 from agentrl import codec
-from agentrl.journal.entries import Intended, Opened, Resulted
+from agentrl.journal.entries import EnvironmentStarted, Intended, StepResultRecorded
 from agentrl.journal.history import build_history
-from agentrl.testing.lasting import LivingEnvironment, SessionState, SnapshotEnvironment, living, snapshotting
+from agentrl.testing.durable_environments import (
+    LivingEnvironment,
+    SessionState,
+    SnapshotEnvironment,
+    living,
+    snapshotting,
+)
 
 STEPS = [f"{NAME}/0.0", f"{NAME}/1.0", ""]
 CUTS = [(number, is_at_once) for number in range(2, NUM_ENTRIES) for is_at_once in (True, False)]
@@ -54,7 +60,7 @@ async def test_a_call_without_a_result_is_asked_for_before_it_is_dispatched(
     episode = await place.play(chat, writer, life, token=2)
     assert place.server.effects() == all_effects("session-1")
     assert episode.metrics == {"steps": 3.0}
-    resulted = next(entry for entry in writer.entries if isinstance(entry, Resulted))
+    resulted = next(entry for entry in writer.entries if isinstance(entry, StepResultRecorded))
     answers = [message.content for message in resulted.result.messages]
     assert answers == [f"session-1 call {step + 1}"] * (step < 2)
     assert resulted.result.is_done == (step == 2)
@@ -119,7 +125,7 @@ async def test_a_snapshot_brings_the_state_back_from_behind_the_last_result(
     assert (episode.failure, episode.reward, episode.metrics) == (None, 1.0, {"steps": 3.0})
     session = "session-1" if life.results else "session-2"  # before the first snapshot nothing was done to keep
     assert results_of(episode) == [f"{session} call 1", f"{session} call 2"]
-    assert len([e for e in writer.entries if isinstance(e, Resulted)]) == 3 - len(life.results)
+    assert len([e for e in writer.entries if isinstance(e, StepResultRecorded)]) == 3 - len(life.results)
 
 
 async def test_while_a_scaffold_is_run_again_recorded_snapshots_stand_for_new_ones(chat: Any, tmp_path: Path) -> None:
@@ -175,7 +181,7 @@ async def test_a_worker_that_died_before_its_opening_was_on_record_leaves_a_sess
 ) -> None:
     place = Place(tmp_path, living)
     life = await place.cut(chat, 1, is_at_once=False)
-    assert not [entry for entry in life.entries if isinstance(entry, Opened)]
+    assert not [entry for entry in life.entries if isinstance(entry, EnvironmentStarted)]
     episode = await place.play(chat, DyingWriter(), life, token=2)
     assert (episode.failure, place.server.effects()) == (None, all_effects("session-2"))
     assert place.server.alive() == ["session-1"], (

@@ -14,7 +14,7 @@ from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.testing.builders import build_ticket
-from agentrl.testing.lasting import living
+from agentrl.testing.durable_environments import living
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.types.episode import Episode
 from agentrl.types.errors import StorageError

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from dying_worker import NAME, DyingWriter, Place, WorkerDied, park, results_of
 
-from agentrl.journal.entries import Opened
+from agentrl.journal.entries import EnvironmentStarted
 from agentrl.journal.history import EpisodeHistory, build_history
-from agentrl.testing.lasting import enduring, living
+from agentrl.testing.durable_environments import enduring, living
 from agentrl.types.episode import Episode
 from agentrl.types.errors import Boundary, EpisodeError
 
@@ -158,7 +158,7 @@ async def test_a_session_once_left_behind_is_never_gone_back_to(chat: Any, tmp_p
     away, there = tmp_path / "away", tmp_path / "session-1.session"
     there.rename(away)
     life = await die_again(chat, place, life, 5)  # lease, no handle, reply, intent, result
-    assert [entry.handle for entry in life.entries if isinstance(entry, Opened)] == ["session-1", None]
+    assert [entry.handle for entry in life.entries if isinstance(entry, EnvironmentStarted)] == ["session-1", None]
     away.rename(there)
     check_as_if_never_lost(await place.play(chat, DyingWriter(), life, token=3))
     replayed = (0, 1, 2) if restore is unrestorable else (2,)

@@ -10,7 +10,7 @@ import pytest
 from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing
 
 from agentrl.envs.inline import InlineHost
-from agentrl.journal.entries import Resulted
+from agentrl.journal.entries import StepResultRecorded
 from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
@@ -153,7 +153,7 @@ async def cut_before(chat: Any, folder: Path, kind: type, nth: int = 1, **declar
 
 
 async def test_an_environment_that_declares_nothing_is_lost_with_its_worker(chat: Any, tmp_path: Path) -> None:
-    life = await cut_before(chat, tmp_path / "a", Resulted, 2)
+    life = await cut_before(chat, tmp_path / "a", StepResultRecorded, 2)
     episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(), lives={NAME: life})
     assert str(episode.failure).startswith("environment(lost)")
     assert (episode.reward, Counting.instances) == (None, 1)
@@ -161,7 +161,7 @@ async def test_an_environment_that_declares_nothing_is_lost_with_its_worker(chat
 
 async def test_an_external_call_of_unknown_outcome_is_never_repeated(chat: Any, tmp_path: Path) -> None:
     declared = {"is_deterministic": True, "external_tools": frozenset({"query"})}
-    life = await cut_before(chat, tmp_path / "a", Resulted, 2, **declared)
+    life = await cut_before(chat, tmp_path / "a", StepResultRecorded, 2, **declared)
     Counting.calls.clear()
     episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(**declared), lives={NAME: life})
     assert str(episode.failure).startswith("environment(outcome_unknown)")
@@ -172,7 +172,7 @@ async def test_an_external_call_on_record_is_not_replayed_but_remembered(chat: A
     declared = {"is_deterministic": True, "external_tools": frozenset({"query"})}
     await play(tmp_path / "a", chat, 1, script_engine(chat, ()), host(**declared))
     entries = read_journal(tmp_path / "a").lives[NAME].entries
-    at = next(n for n, entry in enumerate(entries) if isinstance(entry, Resulted))
+    at = next(n for n, entry in enumerate(entries) if isinstance(entry, StepResultRecorded))
     life = build_history(entries[: at + 1])
     Counting.calls.clear()
     engine = _Continuing(script_engine(chat, ()))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.journal.entries import Resulted, unpack
+from agentrl.journal.entries import StepResultRecorded, unpack
 from agentrl.journal.frames import Frame
 from agentrl.journal.segments import read_segment, segment_paths
 from agentrl.journal.writer import JournalWriter
@@ -37,7 +37,7 @@ async def test_a_snapshot_that_no_entry_holds_is_the_environments_failure_and_ha
     await log._journal.writer.close()
     frames = [f for path in segment_paths(tmp_path, "worker-0") for f in read_segment(path) if isinstance(f, Frame)]
     entries = [unpack(frame.schema, frame.kind, frame.payload) for frame in frames]
-    assert [entry.snapshot for entry in entries if isinstance(entry, Resulted)] == [b"small"]
+    assert [entry.snapshot for entry in entries if isinstance(entry, StepResultRecorded)] == [b"small"]
 
 
 async def test_so_are_an_opening_and_a_result(log: WorkerLog) -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.config import ChatConfig
-from agentrl.tokens.making import make_tokenizer
 from agentrl.tokens.tokenizer import FastTokenizer
+from agentrl.tokens.train_tokenizer import make_tokenizer
 
 WORDS = ("net", "_cost", "ada", "uma", "17", "93")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.config import ChatConfig
-from agentrl.tokens.making import CONTROL_TOKENS
+from agentrl.tokens.train_tokenizer import CONTROL_TOKENS
 from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 

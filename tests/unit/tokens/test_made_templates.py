@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.config import ChatConfig
 from agentrl.tokens.made_templates import made_template
-from agentrl.tokens.making import make_tokenizer, save_tokenizer
+from agentrl.tokens.train_tokenizer import make_tokenizer, save_tokenizer
 from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 
 CHATML = "agentrl.tokens.chatml:ChatMLToolRenderer"

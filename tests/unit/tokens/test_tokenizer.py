@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.tokens.making import CONTROL_TOKENS, MARKER_TOKENS, make_tokenizer, save_tokenizer
 from agentrl.tokens.tokenizer import FastTokenizer
+from agentrl.tokens.train_tokenizer import CONTROL_TOKENS, MARKER_TOKENS, make_tokenizer, save_tokenizer
 from agentrl.types.errors import ConfigError
 
 FIXED = "this text, with 2 numbers and names like net_cost, stands in every prompt"

@@ -12,7 +12,7 @@ from trainer_reference import PLAIN, make_batch, make_trajectory, plain_logprobs
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.trainer.gap import no_replay_gap
+from agentrl.trainer.logprob_mismatch import no_replay_gap
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.optimizer import OptimizerSet
 from agentrl.trainer.selection import select_sequences

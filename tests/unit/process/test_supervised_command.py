@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from agentrl.process.parent import attended_environment
+from agentrl.process.parent import supervised_environment
 from agentrl.testing.processes import is_running
 
-ATTENDED = [sys.executable, "-m", "agentrl.process.attended"]
+SUPERVISED = [sys.executable, "-m", "agentrl.process.supervised"]
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen(sys.argv[1:], start_new_session=True)
@@ -20,7 +20,7 @@ child.wait()
 
 
 def test_a_command_ends_with_the_process_that_started_it() -> None:
-    command = [sys.executable, "-c", PARENT, *ATTENDED, "sleep", "600"]
+    command = [sys.executable, "-c", PARENT, *SUPERVISED, "sleep", "600"]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
@@ -32,21 +32,21 @@ def test_a_command_ends_with_the_process_that_started_it() -> None:
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
-    result = subprocess.run([*ATTENDED, "/no/such/program"], capture_output=True, text=True, check=False)
+    result = subprocess.run([*SUPERVISED, "/no/such/program"], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "cannot start /no/such/program: No such file or directory" in result.stderr
 
 
 def test_a_command_whose_parent_is_gone_already_does_not_begin() -> None:
     orphan = {**os.environ, "AGENTRL_PARENT_PID": "1"}
-    result = subprocess.run([*ATTENDED, "true"], env=orphan, capture_output=True, text=True, check=False)
+    result = subprocess.run([*SUPERVISED, "true"], env=orphan, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "the parent process ended before this one was up" in result.stderr
 
 
 def test_who_started_a_command_is_no_business_of_what_that_starts() -> None:
     script = 'test -z "$AGENTRL_PARENT_PID"'
-    assert subprocess.run([*ATTENDED, "sh", "-c", script], env=os.environ | attended_environment()).returncode == 0
+    assert subprocess.run([*SUPERVISED, "sh", "-c", script], env=os.environ | supervised_environment()).returncode == 0
 
 
 def _wait_until(condition: object) -> None:

@@ -1,4 +1,4 @@
-"""Runs somebody else's command, which then ends with its parent: ``python -m agentrl.process.attended COMMAND``."""
+"""Runs somebody else's command, which then ends with its parent: ``python -m agentrl.process.supervised COMMAND``."""
 
 from __future__ import annotations
 

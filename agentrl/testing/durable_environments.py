@@ -1,4 +1,4 @@
-"""Environments whose state outlives their worker, ``agentrl.testing.lasting:living``, ``:snapshotting``, ``:enduring``.
+"""Environments whose state outlives their worker: ``living``, ``snapshotting`` and ``enduring`` of this module.
 
 Their sessions and effects are files in a folder, which stands for a server: it sees what really arrived, and
 stays while workers, in this process or another, come and go.

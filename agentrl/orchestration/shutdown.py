@@ -51,7 +51,7 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def unless(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+async def result_or_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
     """The result of some work, or None if `stop` is set before it is there; the work is cancelled then.
 
     Waits for: either. Unblocked by: either, or cancellation.

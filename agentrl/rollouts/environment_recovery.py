@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 
-from agentrl.journal.entries import Resulted
+from agentrl.journal.entries import StepResultRecorded
 from agentrl.journal.history import EpisodeHistory
 from agentrl.protocols import DurableEnvironment, EnvironmentHost
 from agentrl.rollouts.journal import EpisodeLog
@@ -28,7 +28,7 @@ from agentrl.types.task import Task
 _log = logging.getLogger(__name__)
 
 
-class Way(StrEnum):
+class RecoveryMethod(StrEnum):
     """How an environment's state was had again."""
 
     FRESH = "fresh"
@@ -65,7 +65,9 @@ async def leave_alive(environment: DurableEnvironment, call_s: float) -> None:
 class ResumedEnvironment:
     """Gives recorded answers while the scaffold is run again, and real ones from then on."""
 
-    def __init__(self, instance: DurableEnvironment, life: EpisodeHistory, recovery: Recovery, way: Way) -> None:
+    def __init__(
+        self, instance: DurableEnvironment, life: EpisodeHistory, recovery: Recovery, way: RecoveryMethod
+    ) -> None:
         self._instance, self._life, self._recovery = instance, life, recovery
         self._results = list(life.results)
         self._pending = life.pending
@@ -73,13 +75,13 @@ class ResumedEnvironment:
         self.way = way
         # A session that took over in the middle is behind the record until replay is done, and need not count its
         # steps as the episode does: the next worker restores or replays once more.
-        self._is_reattachable = way is Way.REATTACHED or not life.results
+        self._is_reattachable = way is RecoveryMethod.REATTACHED or not life.results
 
     async def start(self) -> Opening:
         """The recorded opening."""
         assert self._life.opened is not None
         opening = self._life.opened.opening
-        if self.way is Way.REPLAYED and await self._instance.start() != opening:
+        if self.way is RecoveryMethod.REPLAYED and await self._instance.start() != opening:
             raise _differs("its opening")
         return opening
 
@@ -92,7 +94,7 @@ class ResumedEnvironment:
         pending, self._pending, self._snapshot = self._pending, None, None
         if pending is not None:
             _check_same(pending.effects, action)
-        if pending is not None and self.way is Way.REATTACHED:
+        if pending is not None and self.way is RecoveryMethod.REATTACHED:
             known = await self._instance.outcome(pending.step, [effect.effect_id for effect in pending.effects])
             if known is not None:
                 return known
@@ -123,9 +125,9 @@ class ResumedEnvironment:
         """The whole state; during replay the recorded one stands for it."""
         return await self._instance.snapshot() if self._snapshot is None else self._snapshot
 
-    async def _replay(self, recorded: Resulted, action: Message) -> StepResult:
+    async def _replay(self, recorded: StepResultRecorded, action: Message) -> StepResult:
         _check_same(recorded.effects, action)
-        if self.way is not Way.REPLAYED or _num_external(recorded.effects, self._recovery):
+        if self.way is not RecoveryMethod.REPLAYED or _num_external(recorded.effects, self._recovery):
             return recorded.result
         if await self._instance.step(action) != recorded.result:
             raise _differs(f"the result of {[call.name for call in action.tool_calls]}")
@@ -157,19 +159,19 @@ async def _resume(
     )
 
 
-def _ways(life: EpisodeHistory, recovery: Recovery, token: int) -> list[tuple[Origin | None, Way]]:
+def _ways(life: EpisodeHistory, recovery: Recovery, token: int) -> list[tuple[Origin | None, RecoveryMethod]]:
     """What is declared and on record, in the order of trying."""
-    ways: list[tuple[Origin | None, Way]] = []
+    ways: list[tuple[Origin | None, RecoveryMethod]] = []
     opened, last = life.opened, life.results[-1] if life.results else None
     if recovery.has_handles and opened is not None and opened.handle is not None:
-        ways.append((Origin(handle=opened.handle, token=token), Way.REATTACHED))
+        ways.append((Origin(handle=opened.handle, token=token), RecoveryMethod.REATTACHED))
     if recovery.has_snapshots and last is not None and last.snapshot is not None:
-        ways.append((Origin(snapshot=last.snapshot, token=token), Way.RESTORED))
+        ways.append((Origin(snapshot=last.snapshot, token=token), RecoveryMethod.RESTORED))
     # Nothing has acted yet: a fresh instance that poses the task in the same words is as good as the lost one. So it
     # is before the first snapshot: what an unfinished step did, it did to the lost one.
     is_untouched = not life.results and (life.pending is None or recovery.has_snapshots)
     if recovery.is_deterministic or is_untouched:
-        ways.append((None, Way.REPLAYED))
+        ways.append((None, RecoveryMethod.REPLAYED))
     return ways
 
 
@@ -177,16 +179,16 @@ def _is_lost(error: EpisodeError) -> bool:
     return (error.failure.boundary, error.failure.kind) == (Boundary.ENVIRONMENT, "lost")
 
 
-def _check_external(life: EpisodeHistory, recovery: Recovery, way: Way) -> None:
+def _check_external(life: EpisodeHistory, recovery: Recovery, way: RecoveryMethod) -> None:
     """Refuse what would need an external call to be repeated, or taken apart from others of its step."""
-    if way is Way.REATTACHED:
+    if way is RecoveryMethod.REATTACHED:
         return
     if life.pending is not None and _num_external(life.pending.effects, recovery):
         names = ", ".join(sorted({effect.call.name for effect in life.pending.effects}))
         raise EpisodeError(
             Boundary.ENVIRONMENT, "outcome_unknown", f"whether {names} was carried out is not on record; never repeated"
         )
-    if way is Way.REPLAYED:
+    if way is RecoveryMethod.REPLAYED:
         for result in life.results:
             if 0 < _num_external(result.effects, recovery) < len(result.effects):
                 raise EpisodeError(
