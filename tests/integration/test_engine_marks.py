@@ -22,7 +22,7 @@ from agentrl.types.weights import FolderWeights
 from tests.integration import runs
 
 FIRST = PolicyVersion(0, 0)
-NUM_TOKENS = 300
+NUM_TOKENS = 600
 ENDLESS = "steps=100000"
 
 
