@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from agentrl.inference.attempts import Attempts, Cause
 from agentrl.inference.fleet import EngineState, Fleet, Member
-from agentrl.protocols import Engine
 from agentrl.types.errors import Boundary, EngineBusyError, EngineError, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion
@@ -192,11 +191,6 @@ class EngineRouter:
         if len(self._prefixes) > _KEPT_PREFIXES:
             self._prefixes.popitem(last=False)
         return chosen
-
-
-def router_of(engine: Engine, version: PolicyVersion) -> EngineRouter:
-    """A router over one engine that serves `version`."""
-    return EngineRouter(Fleet([engine], version))
 
 
 def _cause(error: EpisodeError) -> Cause | None:

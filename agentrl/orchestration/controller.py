@@ -105,11 +105,7 @@ class Controller:
                 loops.create_task(self._production.run(), name="produce"),
                 loops.create_task(self._publish(), name="publish"),
                 loops.create_task(self._parts.runtime.watch(), name="watch"),
-                *(
-                    loops.create_task(run())
-                    for parts in self._parts.policies.values()
-                    for run in parts.serving.services
-                ),
+                *(loops.create_task(run()) for run in self._parts.services),
             ]
             evaluate = loops.create_task(self._evaluate(), name="evaluate")
             await self._train()

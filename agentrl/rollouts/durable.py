@@ -98,7 +98,7 @@ class WorkerLog:
             crash_point("reply.delivered")
 
     async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:
-        """A reply is complete; durable before anything follows from it."""
+        """A reply is complete; it becomes durable with the intent of what follows from it."""
         if self.life is not None and turn.index < len(self.life.turns):
             return self.life.turns[turn.index].turn
         self.note(TurnCommitted(self._journal.token, turn, tuple(nodes), finish, request))

@@ -24,11 +24,11 @@ _GRACE_S = 0.2
 class StagedPublisher(Publisher):
     """Publisher of one policy over its fleet.
 
-    Invariant: an engine serves rollouts only with a receipt for the newest published version. One that
-    fails in any phase is set aside, its sessions go on elsewhere, and it is brought back by `sync`, which
-    the resynchronizer calls. A step from which nothing is learned makes a version whose weights an engine holds
-    already: it is then only told the name and proves it, and no generation is interrupted. `counts` says how often
-    each of these happened.
+    Invariant: an engine that serves has a receipt for the version that it serves, which is the newest one, or an older
+    one while the newest is on its way to it. One that fails in any phase is set aside, its sessions go on elsewhere,
+    and it is brought back by `sync`, which the resynchronizer calls. A step from which nothing is learned makes a
+    version whose weights an engine holds already: it is then only told the name and proves it, and no generation is
+    interrupted. `counts` says how often each of these happened.
     """
 
     def __init__(
