@@ -29,11 +29,11 @@ help:            ## this list
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[train]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	@mkdir -p $(VENV)/packages
 	@ln -sfn ../../environments $(VENV)/packages/agentrl_environments
 	@ln -sfn ../../scaffolds $(VENV)/packages/agentrl_scaffolds

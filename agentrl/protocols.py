@@ -1,8 +1,6 @@
 """Every seam of the platform on one page.
 
-Calls that may cross a component are coroutines, take and return records of `agentrl.types`, are safe to
-repeat with the same arguments, and end by a deadline that their owner's configuration states. A
-runtime that puts components on other machines implements these and changes nothing else.
+Calls across components are coroutines over records of `agentrl.types`, safe to repeat, each with a configured deadline.
 """
 
 from __future__ import annotations
@@ -15,13 +13,21 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from agentrl.types.batch import Canary, Receipt, StepReport, TrainBatch, WeightsManifest
-from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResult
+from agentrl.types.environment import EnvironmentDescription, Opening, Origin, Score, StepResult
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.message import Message, ToolSpec
-from agentrl.types.task import Task
+from agentrl.types.rollout import Assignment, WorkerEvent
+from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import WeightGroup, WeightSource
+
+
+class Closing(Protocol):
+    """Holds something until it is closed."""
+
+    async def close(self) -> None:
+        """Free or end all that it holds; safe to call twice."""
 
 
 class Engine(Protocol):
@@ -41,6 +47,9 @@ class Engine(Protocol):
 
     async def pause(self) -> int:
         """Stop generating, giving back what is in flight; returns how many were interrupted."""
+
+    async def count_requests(self) -> int | None:
+        """Requests that it runs or queues, of whomever; None if it does not say."""
 
     async def resume(self) -> None:
         """Generate again."""
@@ -79,7 +88,7 @@ class Engine(Protocol):
         """Whether it is well, and the version that it serves; not while paused."""
 
 
-class Environment(Protocol):
+class Environment(Closing, Protocol):
     """Answers one agent's actions; single use."""
 
     async def start(self) -> Opening:
@@ -90,9 +99,6 @@ class Environment(Protocol):
 
     async def score(self) -> Score:
         """Judge the episode; called once, after the last step."""
-
-    async def close(self) -> None:
-        """Free everything; safe to call twice."""
 
 
 @runtime_checkable
@@ -106,10 +112,7 @@ class AttachableEnvironment(Environment, Protocol):
         """Leave the session alive: a `close` that follows frees only what is on this side."""
 
     async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
-        """The result of the session's `step`-th step, counted from 0; None if it never arrived.
-
-        A step whose action called no tool has no effect ids: its number alone tells it from others.
-        """
+        """The result of the session's `step`-th step, from 0, with or without effects; None if it never arrived."""
 
 
 @runtime_checkable
@@ -121,29 +124,40 @@ class SnapshotEnvironment(Environment, Protocol):
 
 
 class DurableEnvironment(AttachableEnvironment, SnapshotEnvironment, Protocol):
-    """An environment as episodes see it; which of the further calls it serves, its host's `recovery` says."""
+    """An environment as episodes see it; which of the further calls it serves, its host's `description` says."""
 
 
-class EnvironmentHost(Protocol):
+class EnvironmentHost(Closing, Protocol):
     """Where environments of one kind live."""
 
-    recovery: Recovery
+    description: EnvironmentDescription
+
+    async def sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
+        """Tasks of a split in a run's order, counted from 0 through all epochs. Raises ConfigError or EpisodeError."""
 
     def open(self, task: Task, origin: Origin | None = None) -> AbstractAsyncContextManager[DurableEnvironment]:
         """An environment for one episode, fresh or from its origin; freed, or killed, at the end of the block."""
 
-    async def close(self) -> None:
-        """Free everything that is kept between episodes; safe to call twice."""
 
-
-class ScaffoldContext(Protocol):
-    """A scaffold's only way to the world: replies, effects, time and chance."""
+class AgentContext(Protocol):
+    """One agent's conversation with the policy that it acts by."""
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Put messages behind the conversation and let the policy reply."""
 
     async def rewrite(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Replace the conversation and let the policy reply; opens a branch of the episode."""
+
+
+class ScaffoldContext(AgentContext, Protocol):
+    """A scaffold's only way to the world: replies, effects, time and chance. Its own calls are of the first agent."""
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents that act in the episode, in the recipe's order."""
+
+    def agent(self, name: str) -> AgentContext:
+        """An agent's conversation. Agents of one episode act one after the other."""
 
     async def start(self) -> Opening:
         """The environment's opening."""
@@ -167,11 +181,45 @@ class Scaffold(Protocol):
         """Play one episode to its end."""
 
 
-class Scorer(Protocol):
-    """Judges episodes; the environment's verifier is one kind."""
+class RolloutWorker(Closing, Protocol):
+    """Plays episodes, in this process or in another: assignments in, events out."""
+
+    name: str
+
+    async def assign(self, assignment: Assignment) -> None:
+        """Play an episode; all that becomes of it is told by events that bear its token."""
+
+    async def next_event(self) -> WorkerEvent:
+        """The next event, in the order in which they happen. Raises WorkerLostError once its process is gone."""
+
+    def park(self) -> None:
+        """Leave every episode at its next safe place."""
+
+    def end(self) -> None:
+        """Nobody will resume what is cut off from now on."""
+
+    async def cut_off(self, episode_id: str) -> Episode | None:
+        """Stop an episode where it is; returns it as it stands, or None if it is not played here."""
+
+
+class Verifying(Protocol):
+    """A scorer that asks the live environment, at the end of play. `weight` is its part in the reward."""
+
+    name: str
+    weight: float
 
     async def score(self, environment: Environment) -> Score:
         """The score of the episode that `environment` has just played."""
+
+
+class Scorer(Protocol):
+    """Judges episodes by their record alone, at any time behind their end. `weight` is its part in the reward."""
+
+    name: str
+    weight: float
+
+    async def score(self, episode: Episode) -> Score:
+        """The score of an episode that was played to its end. Raises EpisodeError."""
 
 
 class EpisodeBuffer(Protocol):
@@ -186,21 +234,20 @@ class EpisodeBuffer(Protocol):
     async def settle(self, episode: Episode) -> None:
         """The episode is over, scored or failed."""
 
-    async def take(self, versions: Mapping[str, PolicyVersion]) -> Mapping[str, TrainBatch]:
-        """A batch for each policy, for the step at these versions. Waits for: enough complete groups.
+    async def take(self, policy: str, version: PolicyVersion) -> TrainBatch:
+        """A policy's batch for this step. Waits for: complete groups. Raises StalledError if none can come."""
 
-        Raises:
-            StalledError: no batch can come any more; names the filter or the failures.
-        """
+    async def trained(self, policy: str, version: PolicyVersion) -> None:
+        """The taken batch is part of this version."""
 
-    async def trained(self, versions: Mapping[str, PolicyVersion]) -> None:
-        """The taken batch is part of these versions."""
+    async def loaded(self, policy: str, version: PolicyVersion) -> None:
+        """Engines now serve this version; places come back."""
 
-    async def loaded(self, versions: Mapping[str, PolicyVersion]) -> None:
-        """Engines now serve these versions; places come back."""
+    async def finish(self, policy: str) -> None:
+        """The policy takes no more; the others go on without it."""
 
 
-class Trainer(Protocol):
+class Trainer(Closing, Protocol):
     """Turns version v of one policy into v+1."""
 
     async def step(self, batch: TrainBatch, is_redo: bool = False) -> StepReport:
@@ -221,11 +268,8 @@ class Trainer(Protocol):
     async def rebase(self, version: PolicyVersion) -> None:
         """Call the present weights a version of a later epoch."""
 
-    async def close(self) -> None:
-        """End the ranks; safe to call twice."""
 
-
-class WeightTransport(Protocol):
+class WeightTransport(Closing, Protocol):
     """Moves staged weights into engines, each by itself; `sent_bytes` counts what was moved."""
 
     sent_bytes: int
@@ -242,19 +286,12 @@ class WeightTransport(Protocol):
     async def forget(self, engine: str) -> None:
         """The engine has failed: give up what is kept for it; safe to call twice."""
 
-    async def close(self) -> None:
-        """Free everything; safe to call twice."""
-
 
 class Publisher(Protocol):
     """Brings new weights to all engines of a policy, each by itself, and proves it."""
 
     async def publish(self, manifest: WeightsManifest) -> Sequence[Receipt]:
-        """Returns once every engine serves the version or is set aside.
-
-        Raises:
-            PublishError: no engine serves it; names phase and engine.
-        """
+        """Returns once every engine serves it or is set aside. Raises PublishError if none serves it."""
 
 
 class EngineKeeper(Protocol):
@@ -264,15 +301,11 @@ class EngineKeeper(Protocol):
         """Waits for: the end of an engine's process. Returns how it ended; never for engines of others."""
 
     async def revive_engine(self, name: str) -> Engine:
-        """A new process in the place of a dead one, or the same engine once it answers again.
-
-        Raises:
-            EngineError: it may not, or could not, come back.
-        """
+        """A new process for a dead one, or the same once it answers again. Raises EngineError if it stays away."""
 
 
-class Runtime(EngineKeeper, Protocol):
-    """Starts the components of a run somewhere and ends them."""
+class Runtime(EngineKeeper, Closing, Protocol):
+    """Starts the components of a run somewhere and ends them; one for other machines changes nothing else."""
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> Sequence[Engine]:
         """The engines that serve a policy's rollouts."""
@@ -285,9 +318,6 @@ class Runtime(EngineKeeper, Protocol):
 
     async def watch(self) -> None:
         """Waits for: the death of what cannot be replaced. Raises EngineError then."""
-
-    async def close(self) -> None:
-        """End everything; safe to call twice."""
 
 
 class MetricSink(Protocol):

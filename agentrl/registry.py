@@ -13,6 +13,8 @@ from agentrl.types.errors import ConfigError
 
 ENVIRONMENTS = "agentrl.environments"
 SCAFFOLDS = "agentrl.scaffolds"
+_DISTRIBUTION = "agentrl"
+_SHIPPED_PACKAGES = ("agentrl_environments", "agentrl_scaffolds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,18 @@ def load_plugin(group: str, name: str) -> object:
     Raises:
         ConfigError: the name is unknown or ambiguous, or its module cannot be imported.
     """
-    return _load_target(name if ":" in name else _find_plugin(group, name).target)
+    return load_target(name if ":" in name else _find_plugin(group, name).target)
+
+
+def is_shipped(group: str, name: str) -> bool:
+    """Whether a plugin, registered or named as ``module:attribute``, comes with agentrl. Imports nothing of it.
+
+    Raises:
+        ConfigError: the name is unknown or ambiguous.
+    """
+    if ":" in name:
+        return name.partition(":")[0].partition(".")[0] in _SHIPPED_PACKAGES
+    return _find_plugin(group, name).distribution == _DISTRIBUTION
 
 
 def shipped_file(group: str, name: str, file: str) -> Path:
@@ -70,7 +83,8 @@ def _find_plugin(group: str, name: str) -> Plugin:
     return plugins[0]
 
 
-def _load_target(target: str) -> object:
+def load_target(target: str) -> object:
+    """What ``module:attribute`` names. Raises ConfigError."""
     module_name, _, attribute = target.partition(":")
     try:
         found = importlib.import_module(module_name)

@@ -85,6 +85,11 @@ class IcePopConfig(ConfigModel):
 CorrectionConfig = Annotated[NoCorrectionConfig | TisConfig | IcePopConfig, Field(discriminator="kind")]
 
 
+def is_corrected_by_loss(config: LossConfig) -> bool:
+    """Whether the loss itself takes its ratio against mu, so that a weight on top would count it twice."""
+    return not (isinstance(config, PpoConfig) and config.proximal == "recomputed")
+
+
 class AlgorithmConfig(ConfigModel):
     """How rewards become a gradient.
 
@@ -124,3 +129,8 @@ class AlgorithmConfig(ConfigModel):
     With more than one optimizer step (minibatches times epochs) the trainer first computes the log-probabilities of
     the whole batch by one forward pass without gradient: the proximal policy of PPO and of the correction. With a
     single one they are at hand, the ratio to them is 1, and PPO against them clips nothing."""
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether the correction or the loss allows for the distance of the policy that sampled a token."""
+        return not isinstance(self.correction, NoCorrectionConfig) or is_corrected_by_loss(self.loss)

@@ -77,8 +77,3 @@ def token_loss(
 def vanishes_without_advantage(config: LossConfig) -> bool:
     """Whether tokens of advantage 0 have no gradient, so that they need not be computed."""
     return not (isinstance(config, DppoConfig) and config.kl_weight > 0)
-
-
-def is_corrected_by_loss(config: LossConfig) -> bool:
-    """Whether the loss itself takes its ratio against mu, so that a weight on top would count it twice."""
-    return not (isinstance(config, PpoConfig) and config.proximal == "recomputed")

@@ -1,4 +1,4 @@
-"""What an algorithm makes of each token: its loss, its weight, and its fate in words."""
+"""What an algorithm makes of each token: its loss, its weight, and its status in words."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.algorithms.config import AlgorithmConfig, is_corrected_by_loss
 from agentrl.algorithms.correction import correction_weights
-from agentrl.algorithms.losses import TokenLoss, is_corrected_by_loss, token_loss
-from agentrl.types.explanation import Fate
+from agentrl.algorithms.losses import TokenLoss, token_loss
+from agentrl.types.explanation import TokenStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ def token_outcome(
     return TokenOutcome(now_S - behaviour_S, now_S - start_S, weights_S, losses)
 
 
-def token_fates(outcome: TokenOutcome, mismatched_S: torch.Tensor) -> list[Fate]:
-    """Fate of each of the S tokens: mismatched before rejected, and rejected before clipped."""
+def token_statuses(outcome: TokenOutcome, mismatched_S: torch.Tensor) -> list[TokenStatus]:
+    """Status of each of the S tokens: mismatched before rejected, and rejected before clipped."""
     rejected = (outcome.weights_S == 0).tolist()
     clipped = outcome.losses.clipped_S.tolist()
     is_above = (outcome.losses.ratio_S > 1).tolist()
-    return [_fate(*token) for token in zip(mismatched_S.tolist(), rejected, clipped, is_above, strict=True)]
+    return [_status(*token) for token in zip(mismatched_S.tolist(), rejected, clipped, is_above, strict=True)]
 
 
-def _fate(is_mismatched: bool, is_rejected: bool, is_clipped: bool, is_above: bool) -> Fate:
+def _status(is_mismatched: bool, is_rejected: bool, is_clipped: bool, is_above: bool) -> TokenStatus:
     if is_mismatched:
-        return Fate.MISMATCHED
+        return TokenStatus.MISMATCHED
     if is_rejected:
-        return Fate.REJECTED
+        return TokenStatus.REJECTED
     if is_clipped:
-        return Fate.CLIPPED_HIGH if is_above else Fate.CLIPPED_LOW
-    return Fate.KEPT
+        return TokenStatus.CLIPPED_HIGH if is_above else TokenStatus.CLIPPED_LOW
+    return TokenStatus.KEPT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -16,10 +17,11 @@ class BufferConfig(ConfigModel):
     """Episodes of one task; their mean reward is the baseline. 1 has no baseline."""
     groups_per_step: Annotated[int, Field(gt=0)] = 8
     """Groups of one batch, which makes one version of the policies."""
-    max_staleness: Annotated[int, Field(ge=0)] = 4
+    max_staleness: Annotated[int, Field(ge=0)] | Literal["unbounded"] = 4
     """Steps between the weights that sampled a token and those that train on it. 0 generates
     and trains in turn, reproducibly; 2 to 8 keep both busy. Below 4 long episodes lose tokens that are too old
-    (the benchmark `selection_bias` measures how many)."""
+    (the benchmark `selection_bias` measures how many). ``unbounded`` trains tokens of any age and starts episodes
+    wherever there is a place; it needs a correction, and episodes pile up if they come faster than steps."""
     staleness: Literal["mask_spans", "wait", "withhold"] = "mask_spans"
     """What becomes of older tokens: they are masked; or the step waits for episodes about to expire
     (unbiased, slower); or the whole episode is left out and only its reward counts in the group."""
@@ -43,6 +45,11 @@ class BufferConfig(ConfigModel):
                 "groups of one step have no order: set at least groups_per_step, or none"
             )
         return self
+
+    @property
+    def staleness_bound(self) -> float:
+        """`max_staleness` as a number, infinite if there is no bound."""
+        return math.inf if self.max_staleness == "unbounded" else self.max_staleness
 
     @property
     def episodes_per_step(self) -> int:

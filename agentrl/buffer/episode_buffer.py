@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from agentrl.buffer.admission import admissible
 from agentrl.buffer.config import BufferConfig
-from agentrl.buffer.frontier import Frontier, FrontierState
+from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.group import Group
-from agentrl.buffer.journal import NoStepJournal, StepJournal
+from agentrl.buffer.group_ends import GroupEnds
+from agentrl.buffer.lane import Lane
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.order import oldest_in_window
 from agentrl.buffer.recovery import Recovered, TakenStep, failure_reason, succeeded
-from agentrl.buffer.staleness import build_batch, count_trained, wait_permits
-from agentrl.buffer.starvation import DroppedGroups
+from agentrl.buffer.staleness import build_counted
+from agentrl.buffer.starvation import FailuresInRow
+from agentrl.buffer.step_journal import NoStepJournal, StepJournal
+from agentrl.buffer.task_order import TaskOrder
+from agentrl.buffer.tasks import TaskSource
 from agentrl.protocols import EpisodeBuffer
 from agentrl.types.batch import TrainBatch
 from agentrl.types.episode import Episode, Ticket
@@ -23,93 +26,131 @@ from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentTerms:
+    """What the buffer knows of an environment: its share of the groups, and the policies that train on it."""
+
+    weight: float
+    policies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferTerms:
+    """What a run agrees with its buffer.
+
+    `configs` are of the trained policies. `versions` has the one that each policy, frozen ones too, goes on from,
+    `places` the episodes that may generate at once, `max_groups` the groups of a policy that may still begin (none
+    sets no bound).
+    """
+
+    configs: dict[str, BufferConfig]
+    environments: dict[str, EnvironmentTerms]
+    versions: dict[str, PolicyVersion]
+    seed: int
+    places: int
+    max_attempts: int
+    max_consecutive_failures: int
+    max_groups: dict[str, int] = field(default_factory=dict)
+
+
 class MemoryBuffer(EpisodeBuffer):
     """Episodes from admission to training.
 
     States of an episode: running (holds a place) -> scoring (place given back) -> finished in its group
-    -> ready with its group -> taken -> trained; or dropped with a reason. All methods run on one event
-    loop; every change of state notifies the waiters of `admit` and `take`.
+    -> ready with its group, for each policy that acted in it -> taken -> trained; or dropped with a reason. It is
+    final when all of these policies are done with it. All methods run on one event loop; every change of state
+    notifies the waiters of `admit` and `take`.
     """
 
     def __init__(
         self,
-        config: BufferConfig,
-        places: int,
-        max_attempts: int,
-        max_consecutive_failures: int,
-        sample_task: Callable[[int], Task],
-        seed: int,
-        versions: Mapping[str, PolicyVersion],
-        frontier: FrontierState,
+        terms: BufferTerms,
+        tasks: TaskSource,
+        frontiers: Mapping[str, FrontierState],
         ledger: Ledger,
-        max_groups: int | None = None,
         journal: StepJournal | None = None,
     ) -> None:
-        self._config, self._places = config, places
-        self._max_attempts, self._max_failures = max_attempts, max_consecutive_failures
-        self._sample_task, self._seed = sample_task, seed
-        self._loaded = dict(versions)
-        self._frontier = Frontier.restore(frontier)
-        self.ledger = ledger
+        self._terms, self._tasks, self.ledger = terms, tasks, ledger
+        self._order = TaskOrder({name: section.weight for name, section in terms.environments.items()}, frontiers)
         self.journal: StepJournal = journal or NoStepJournal()
-        self._groups_left = max_groups
+        self._lanes = {
+            name: Lane(name, config, terms.versions[name], terms.max_groups.get(name), self._order.number)
+            for name, config in terms.configs.items()
+        }
+        self._ends = GroupEnds(self._lanes, self.journal, ledger, self._order)
+        self._group_size = next(iter(terms.configs.values())).group_size
+        self._loaded = dict(terms.versions)
         self._groups: dict[int, Group] = {}
-        self._ready: list[Group] = []
-        self._taken: list[tuple[Group, dict[str, int]]] = []
-        self._running: set[str] = set()
-        self._accepted = min(v.step for v in versions.values()) * config.episodes_per_step
-        self._failures_in_row = 0
-        self._dropped = DroppedGroups(config.max_filtered_groups)
+        self._running: dict[str, Ticket] = {}
+        self._failures = FailuresInRow(terms.max_consecutive_failures, set(terms.environments))
         self._last_failure: Failure | None = None
         self._changed = asyncio.Condition()
         self._fatal: StalledError | None = None
+        tasks.listen(self._notify)
 
     @property
     def num_running(self) -> int:
         """Episodes that hold a place."""
         return len(self._running)
 
-    @property
-    def num_ready(self) -> int:
-        """Episodes of complete groups that no step has taken."""
-        return sum(len(group.episodes) for group in self._ready)
+    def num_ready(self, policy: str) -> int:
+        """Episodes of complete groups that no step of the policy has taken."""
+        return sum(len(group.episodes) for group in self._lanes[policy].ready)
 
-    def frontier(self) -> FrontierState:
-        """Tasks that are done, for the checkpoint."""
-        return self._frontier.state()
+    def num_accepted(self, policy: str) -> int:
+        """Episodes that gave their place back and are part of a step of the policy, or may yet be."""
+        return self._lanes[policy].accepted
+
+    def frontiers(self, checkpoint: Mapping[str, int]) -> dict[str, FrontierState]:
+        """Tasks that are done by environment, for a checkpoint that has these steps of the policies."""
+        return self._order.at_checkpoint(checkpoint)
 
     def restore(self, recovered: Recovered) -> None:
         """Go on from what a journal holds; steps that it took are redone with `retake`.
 
         Groups that were complete are ready again, members in flight hold their places.
         """
-        self._frontier.finish(entry.group for entry, _ in recovered.dropped)
-        self._frontier.hold(group.number for step in recovered.redo for group in step.groups)
+        self._order.finish(entry.group for entry, _ in recovered.dropped)
         for episode, step in recovered.failed:
             self.ledger.dropped(episode, failure_reason(episode), step)
         for entry, episodes in recovered.dropped:
             for episode in episodes:
                 self.ledger.dropped(episode, entry.reason, entry.step)
-        self._accepted += sum(group.size for step in recovered.redo for group in step.groups)
         for ticket in recovered.running:
-            self._running.add(ticket.episode_id)
-            self.ledger.dispatched(ticket)
+            self._take_place(ticket)
+        for episode in recovered.unscored:
+            self._take_place(episode.ticket)
+            self._give_place_back(episode.ticket)
+        redone = {policy: {g.number for step in steps for g in step.groups} for policy, steps in recovered.redo.items()}
+        for policy, steps in recovered.redo.items():
+            self._lanes[policy].accepted += sum(group.size for step in steps for group in step.groups)
         for group in recovered.groups:
-            self._frontier.hold([group.number])
-            self._groups[group.number] = group
-            self._accepted += group.num_dispatched - len(group.in_flight) - len(group.redispatch)
-        for group in recovered.groups:
-            if group.is_complete:
-                self._complete(group)
+            waiting = [policy for policy in group.waits_for if group.number not in redone.get(policy, ())]
+            self._restore_group(group, waiting, recovered.trained.get(group.number, {}))
 
-    def retake(self, step: TakenStep) -> dict[str, TrainBatch]:
-        """The batches of a step that is on record, as it took them."""
-        return self._take(list(step.groups), step.versions)
+    def _restore_group(self, group: Group, waiting: Sequence[str], trained: Mapping[str, PolicyVersion]) -> None:
+        """Go on with a group that these policies are still to take, and these have trained at their versions."""
+        self._order.hold(group.number)
+        for policy, version in trained.items():
+            group.count_trained(build_counted([group], policy, version, self._lanes[policy].config)[1])
+        for policy in waiting:
+            self._lanes[policy].accepted += group.num_counted
+        if not group.is_complete:
+            self._groups[group.number] = group
+        elif group.waits_for:
+            self._complete(group, waiting)
+        else:
+            self._ends.end(group)
+
+    async def retake(self, step: TakenStep) -> TrainBatch:
+        """The batch of a step that is on record, as it took it."""
+        return await self._build(self._lanes[step.policy], step.version, step.groups)
 
     async def admit(self) -> Ticket:
         """Leave to start the next episode.
 
-        Waits for: a free place within the staleness bound. Unblocked by: release, loaded, settle.
+        Waits for: a free place within every policy's staleness bound, and a task. Unblocked by: release, loaded,
+        settle, finish, or the arrival of tasks.
         """
         async with self._changed:
             await self._changed.wait_for(self._may_admit)
@@ -133,167 +174,176 @@ class MemoryBuffer(EpisodeBuffer):
             if group is None or not group.lands(episode.ticket):
                 return
             if succeeded(episode):
-                self._failures_in_row = 0
+                self._failures.end_row(group.environment)
                 group.episodes.append(episode)
             else:
                 self._fail(group, episode)
             if group.is_complete:
-                self._complete(group)
+                del self._groups[group.number]
+                self._complete(group, group.policies)
             self._changed.notify_all()
             if self._fatal is not None:
                 raise self._fatal
 
-    async def take(self, versions: Mapping[str, PolicyVersion]) -> dict[str, TrainBatch]:
-        """The oldest complete groups as one batch for each policy.
+    async def take(self, policy: str, version: PolicyVersion) -> TrainBatch:
+        """The policy's oldest complete groups as one batch for the step at this version.
 
         Waits for: groups_per_step complete groups that the order and the staleness policy let go. Unblocked by:
-        settle, or the deadline.
+        settle, or the deadline. The batch is built by a thread, while episodes go on.
 
         Raises:
             StalledError: nothing came in time, the filter leaves nothing, or episodes only fail; says which.
         """
-        step = min(version.step for version in versions.values())
+        lane, step = self._lanes[policy], version.step
+
+        def may_go_on() -> bool:
+            return self._fatal is not None or bool(self._next_groups(lane, step))
+
         async with self._changed:
             try:
-                async with asyncio.timeout(self._config.stall_s):
-                    await self._changed.wait_for(lambda: self._fatal is not None or self._may_take(step))
+                async with asyncio.timeout(lane.config.stall_s):
+                    await self._changed.wait_for(may_go_on)
             except TimeoutError:
-                raise StalledError(self._describe_stall(step)) from None
+                raise StalledError(self._describe_stall(lane, step)) from None
             if self._fatal is not None:
                 raise self._fatal
-            groups = self._oldest_ready()
-            await self.journal.taken(versions, groups)
-            self._dropped.begin_step()
-            for group in groups:
-                self._ready.remove(group)
-            return self._take(groups, versions)
+            groups = self._next_groups(lane, step)
+            lane.dropped.begin_step()
+            lane.ready = [group for group in lane.ready if group not in groups]
+        await self.journal.taken(policy, version, groups)
+        return await self._build(lane, version, groups)
 
-    async def trained(self, versions: Mapping[str, PolicyVersion]) -> None:
-        """The taken batch is part of these versions."""
-        step = min(version.step for version in versions.values())
-        for group, tokens in self._taken:
-            self._frontier.finish([group.number])
-            for episode in group.ordered():
-                self.ledger.trained(episode, tokens[episode.episode_id], step)
-        self._taken = []
+    async def trained(self, policy: str, version: PolicyVersion) -> None:
+        """The taken batch is part of this version."""
+        lane = self._lanes[policy]
+        for group in lane.taken:
+            self._ends.trained(group, policy, version.step)
+        lane.taken = []
 
-    async def loaded(self, versions: Mapping[str, PolicyVersion]) -> None:
-        """Engines serve these versions now."""
+    async def loaded(self, policy: str, version: PolicyVersion) -> None:
+        """Engines serve this version now."""
         async with self._changed:
-            self._loaded.update(versions)
+            self._loaded[policy] = version
+            if policy in self._lanes:
+                self._lanes[policy].loaded = version
+            self._changed.notify_all()
+
+    async def finish(self, policy: str) -> None:
+        """The policy has made its last step: the others go on without it."""
+        lane = self._lanes[policy]
+        async with self._changed:
+            lane.is_over = True
+            # The last policy leaves its groups to the end of the run, which writes them off unless it is resumed.
+            left, lane.ready = (lane.ready, []) if self._open_lanes(self._lanes) else ([], lane.ready)
+            for group in left:
+                self._ends.leave_out(group, {policy: "run_ended"})
             self._changed.notify_all()
 
     def close(self) -> None:
         """Write off what can no longer be trained, at the end of a run that is not to be resumed."""
-        step = min(version.step for version in self._loaded.values())
-        taken = [group for group, _ in self._taken]
-        for group in [*taken, *self._ready, *self._groups.values()]:
-            for episode in group.episodes:
-                self.ledger.dropped(episode, "run_ended", step)
-        self._taken = []
-        self._ready.clear()
+        step = min((lane.loaded.step for lane in self._lanes.values()), default=0)
+        waiting = [group for lane in self._lanes.values() for group in (*lane.taken, *lane.ready)]
+        for group in {group.number: group for group in (*waiting, *self._groups.values())}.values():
+            self._ends.write(group, "run_ended", step)
+        for lane in self._lanes.values():
+            lane.taken, lane.ready = [], []
         self._groups.clear()
         self.ledger.write_off("run_ended", step)
 
-    def _take(self, groups: list[Group], versions: Mapping[str, PolicyVersion]) -> dict[str, TrainBatch]:
-        batches = {p: build_batch(groups, p, version, self._config) for p, version in versions.items()}
-        self._taken += [(group, count_trained(group.episodes, batches.values())) for group in groups]
-        return batches
+    async def _build(self, lane: Lane, version: PolicyVersion, groups: Sequence[Group]) -> TrainBatch:
+        """What a lane takes, as a batch, which a thread builds: episodes go on meanwhile."""
+        batch, tokens = await asyncio.to_thread(build_counted, groups, lane.policy, version, lane.config)
+        for group in groups:
+            group.count_trained(tokens)
+        lane.taken += groups
+        return batch
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _open_lanes(self, policies: Iterable[str]) -> list[Lane]:
+        return [lane for policy in policies if not (lane := self._lanes[policy]).is_over]
 
     def _may_admit(self) -> bool:
-        has_member = any(group.wants_dispatch for group in self._groups.values())
-        if not has_member and self._groups_left == 0:
-            return False
-        step = min(version.step for version in self._loaded.values())
-        config = self._config
-        return (
-            admissible(
-                self._places, len(self._running), self._accepted, step, config.episodes_per_step, config.max_staleness
-            )
-            > 0
-        )
+        return self._next_member() is not None or self._next_task() is not None
+
+    def _admits(self, policies: Iterable[str]) -> bool:
+        """Whether the bounds of all these policies, at least one of which goes on, leave room for an episode."""
+        lanes = self._open_lanes(policies)
+        return bool(lanes) and all(lane.admissible(self._terms.places, len(self._running)) > 0 for lane in lanes)
+
+    def _next_member(self) -> Group | None:
+        """The oldest group that wants a member dispatched and may have it."""
+        return next((g for g in self._groups.values() if g.wants_dispatch and self._admits(g.policies)), None)
+
+    def _next_task(self) -> tuple[str, Task] | None:
+        """Environment and task of the next group in the mix of those environments that may begin one.
+
+        A task that is on its way is waited for: passed over, its environment would lose its share to the others.
+        """
+        may_begin = [name for name, terms in self._terms.environments.items() if self._may_begin(terms.policies)]
+        found = self._order.next_of(may_begin)
+        task = self._tasks.get(*found) if found is not None else None
+        return (found[0], task) if found is not None and task is not None else None
+
+    def _may_begin(self, policies: Iterable[str]) -> bool:
+        return self._admits(policies) and all(lane.groups_left != 0 for lane in self._open_lanes(policies))
 
     def _dispatch(self) -> Ticket:
-        group = next((g for g in self._groups.values() if g.wants_dispatch), None) or self._open_group()
+        group = self._next_member() or self._open_group()
         member, attempt = group.next_member()
-        ticket = group.ticket(member, attempt, self._seed, self._loaded)
-        self._running.add(ticket.episode_id)
-        self.ledger.dispatched(ticket)
+        ticket = group.ticket(member, attempt, self._terms.seed, self._loaded)
+        self._take_place(ticket)
         return ticket
 
+    def _take_place(self, ticket: Ticket) -> None:
+        self._running[ticket.episode_id] = ticket
+        for policy in self._terms.environments[ticket.environment].policies:
+            self._lanes[policy].running += 1
+        self.ledger.dispatched(ticket)
+
     def _open_group(self) -> Group:
-        ordinal = self._frontier.next()
-        if self._groups_left is not None:
-            self._groups_left -= 1
-        started = min(version.step for version in self._loaded.values())
-        group = Group(ordinal, self._sample_task(ordinal), self._config.group_size, started)
-        self._groups[ordinal] = group
+        found = self._next_task()
+        assert found is not None
+        name, task = found
+        number = self._order.begin(name)
+        lanes = self._open_lanes(self._terms.environments[name].policies)
+        for lane in lanes:
+            lane.groups_left = None if lane.groups_left is None else lane.groups_left - 1
+        started = {lane.policy: lane.loaded.step for lane in lanes}
+        group = Group(number, task, self._group_size, started, name, waits_for=set(started))
+        self._groups[number] = group
         return group
 
     def _give_place_back(self, ticket: Ticket) -> None:
-        if ticket.episode_id in self._running:
-            self._running.remove(ticket.episode_id)
-            self._accepted += 1
+        if self._running.pop(ticket.episode_id, None) is not None:
+            for policy in self._terms.environments[ticket.environment].policies:
+                self._lanes[policy].running -= 1
+                self._lanes[policy].accepted += 1
 
     def _fail(self, group: Group, episode: Episode) -> None:
         """Count a failed episode, and let its member try again, in its place, if attempts are left."""
-        failure = episode.failure
-        self._last_failure = failure
-        self._failures_in_row += 1
+        self._last_failure = episode.failure
         self.ledger.dropped(episode, failure_reason(episode), group.started_step)
         group.failed.append(episode.episode_id)
-        if episode.ticket.attempt + 1 < self._max_attempts:
-            self._accepted -= 1
+        if episode.ticket.attempt + 1 < self._terms.max_attempts:
+            for policy in group.policies:
+                self._lanes[policy].accepted -= 1
             group.redispatch.append((episode.ticket.member, episode.ticket.attempt + 1))
-        if self._failures_in_row >= self._max_failures:
-            self._fatal = StalledError(
-                f"{self._failures_in_row} episodes failed in a row; the last: {failure or 'no score'}. "
-                "The cause is hardly the tasks: look at the logs of that component, then resume the run"
-            )
+        self._fatal = self._fatal or self._failures.add(group.environment, episode.failure)
 
-    def _complete(self, group: Group) -> None:
-        """Make a complete group ready, or drop it with its reason."""
-        del self._groups[group.number]
-        reason = self._drop_reason(group)
-        if reason is None:
-            self._dropped.end_row()
-            self._ready.append(group)
-            return
-        self._accepted -= group.size
-        if self._groups_left is not None:
-            self._groups_left += 1
-        self._frontier.finish([group.number])
-        self.journal.dropped(group, [episode.episode_id for episode in group.ordered()], reason)
-        for episode in group.episodes:
-            self.ledger.dropped(episode, reason, group.started_step)
-        self._fatal = self._fatal or self._dropped.add(reason, group.rewards, self._last_failure)
+    def _complete(self, group: Group, policies: Iterable[str]) -> None:
+        error = self._ends.complete(group, policies, self._last_failure)
+        self._fatal = self._fatal or error
 
-    def _drop_reason(self, group: Group) -> str | None:
-        if len(group.episodes) < min(2, group.size):
-            return "group_failed"
-        if self._config.group_filter == "spread" and not group.has_spread:
-            return "no_spread"
-        return None
+    def _next_groups(self, lane: Lane, step: int) -> list[Group]:
+        begun = {name: self._order.num_begun(name) for name in self._environments_of(lane)}
+        return lane.next_groups(step, self._groups.values(), begun)
 
-    def _oldest_ready(self) -> list[Group]:
-        config, began = self._config, {group.number: group.started_step for group in self._ready}
-        numbers = oldest_in_window(began, self._groups, config.groups_per_step, config.order_window)
-        return sorted((g for g in self._ready if g.number in numbers), key=lambda group: group.number)
+    def _environments_of(self, lane: Lane) -> list[str]:
+        return [name for name, terms in self._terms.environments.items() if lane.policy in terms.policies]
 
-    def _may_take(self, step: int) -> bool:
-        config = self._config
-        chosen = self._oldest_ready()
-        if len(chosen) < config.groups_per_step or config.staleness != "wait":
-            return len(chosen) >= config.groups_per_step
-        outstanding: dict[int, int] = {}
-        for group in [*self._groups.values(), *(g for g in self._ready if g not in chosen)]:
-            outstanding[group.started_step] = outstanding.get(group.started_step, 0) + group.size
-        return wait_permits(outstanding, step, config.max_staleness, config.episodes_per_step)
-
-    def _describe_stall(self, step: int) -> str:
-        return (
-            f"step {step} waited {self._config.stall_s:g} s for {self._config.groups_per_step} complete groups: "
-            f"{len(self._ready)} are ready, {len(self._groups)} incomplete, {len(self._running)} episodes generate; "
-            f"{self._dropped.explain()}; last failure: {self._last_failure or 'none'}. "
-            "Look at the engine's log; raise buffer.stall_s if episodes are long"
-        )
+    def _describe_stall(self, lane: Lane, step: int) -> str:
+        names, groups = self._environments_of(lane), self._groups.values()
+        return lane.describe_stall(step, names, groups, self.num_running, self._last_failure)

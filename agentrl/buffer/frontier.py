@@ -35,13 +35,23 @@ class Frontier:
         """These were handed out before and are still being worked on: they do not come again."""
         self._held.update(ordinals)
 
-    def next(self) -> int:
+    @property
+    def num_begun(self) -> int:
+        """Ordinals that were handed out, in this run or an earlier part of it, done or not."""
+        return self._next + sum(ordinal >= self._next for ordinal in self._done | self._held)
+
+    def peek(self) -> int:
         """The next ordinal that is neither done nor held."""
         while self._next in self._done or self._next in self._held:
             self._held.discard(self._next)
             self._next += 1
+        return self._next
+
+    def next(self) -> int:
+        """That ordinal, which is now handed out."""
+        ordinal = self.peek()
         self._next += 1
-        return self._next - 1
+        return ordinal
 
     def finish(self, ordinals: Iterable[int]) -> None:
         """These are done and never come again; those that were done before change nothing."""
@@ -50,6 +60,10 @@ class Frontier:
             self._done.remove(self._low)
             self._low += 1
         self._next = max(self._next, self._low)
+
+    def is_done(self, ordinal: int) -> bool:
+        """Whether it is done."""
+        return ordinal < self._low or ordinal in self._done
 
     def state(self) -> FrontierState:
         """What a checkpoint keeps."""

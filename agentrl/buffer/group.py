@@ -1,4 +1,4 @@
-"""A group: the episodes of one task, and what is still missing of it."""
+"""A group: the episodes of one task, what is still missing of it, and which policies are to train it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,51 @@ from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
 
 
+def holds(checkpoint: Mapping[str, int], trained_by: Mapping[str, int]) -> bool:
+    """Whether a checkpoint of these steps, by policy, holds the versions that were made of something."""
+    return all(checkpoint.get(policy, 0) >= step for policy, step in trained_by.items())
+
+
 @dataclass(slots=True)
 class Group:
     """Members are numbered 0 to size - 1; each is dispatched until it ends well or its attempts are spent.
 
     A group is complete when no member is missing or in flight. Failed members are not in `episodes`:
     an infrastructure failure leaves the group and never scores 0; `failed` has their names.
-    `number` counts through all epochs, of which each may have the task once.
+    `number` counts through all epochs and environments of a run. `started` has the step of the weights that each
+    policy began it with, for those that train it.
+
+    `waits_for` are the policies that are not done with a complete group; `trained_by` has the step of the version that
+    each of the others made of it, `left_out` why a policy does not train it. `trained_tokens` counts by episode.
+
+    Example: a speaker's step 4 took the group, a listener's has not: ``waits_for`` is {"listener"}, ``trained_by``
+    {"speaker": 5}.
     """
 
     number: int
     task: Task
     size: int
-    started_step: int
+    started: dict[str, int]
+    environment: str = ""
     num_dispatched: int = 0
     in_flight: set[tuple[int, int]] = field(default_factory=set)  # (member, attempt)
     redispatch: list[tuple[int, int]] = field(default_factory=list)  # (member, attempt)
     episodes: list[Episode] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    waits_for: set[str] = field(default_factory=set)
+    trained_by: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    trained_tokens: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Policies that train it."""
+        return tuple(self.started)
+
+    @property
+    def started_step(self) -> int:
+        """The oldest step that it began with."""
+        return min(self.started.values(), default=0)
 
     @property
     def is_complete(self) -> bool:
@@ -39,6 +66,11 @@ class Group:
     def wants_dispatch(self) -> bool:
         """Whether a member waits for a place."""
         return bool(self.redispatch) or self.num_dispatched < self.size
+
+    @property
+    def num_counted(self) -> int:
+        """Members that have given their place back and are not to be dispatched again."""
+        return self.num_dispatched - len(self.in_flight) - len(self.redispatch)
 
     def next_member(self) -> tuple[int, int]:
         """Member and attempt to dispatch now."""
@@ -55,7 +87,7 @@ class Group:
         name = f"{self.task.split}-{self.number:06d}-{member}" + (f"-retry{attempt}" if attempt else "")
         digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=6).digest()
         own = int.from_bytes(digest, "little")
-        return Ticket(name, self.task, self.number, member, attempt, own, dict(loaded))
+        return Ticket(name, self.task, self.number, member, attempt, own, dict(loaded), self.environment)
 
     def lands(self, ticket: Ticket) -> bool:
         """Take a member out of flight; False if it was not in flight."""
@@ -64,16 +96,28 @@ class Group:
         self.in_flight.discard(entry)
         return was_in_flight
 
+    def count_trained(self, tokens: Mapping[str, int]) -> None:
+        """Add the tokens of each episode that enter the loss of one more policy."""
+        for episode in self.episodes:
+            name = episode.episode_id
+            self.trained_tokens[name] = self.trained_tokens.get(name, 0) + tokens[name]
+
+    def is_held_by(self, checkpoint: Mapping[str, int]) -> bool:
+        """Whether a checkpoint of these steps holds all that was made of it."""
+        return holds(checkpoint, self.trained_by)
+
     @property
     def rewards(self) -> list[float]:
         """Rewards of the members that ended well, in order of members."""
         return [e.reward for e in self.ordered() if e.reward is not None]
 
-    @property
-    def has_spread(self) -> bool:
-        """Whether some member did better than another."""
-        rewards = self.rewards
-        return max(rewards) > min(rewards)
+    def has_spread(self, policy: str) -> bool:
+        """Whether some agent of a policy did better in one member than in another."""
+        by_agent: dict[str, list[float]] = {}
+        for episode in self.episodes:
+            for agent, reward in episode.rewards_of(policy).items():
+                by_agent.setdefault(agent, []).append(reward)
+        return any(max(rewards) > min(rewards) for rewards in by_agent.values())
 
     def ordered(self) -> list[Episode]:
         """Episodes that ended well, in order of members."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from agentrl import codec
-from agentrl.types.episode import Episode, Ticket
+from agentrl.types.episode import Episode, Ticket, count_sampled_tokens
 from agentrl.types.errors import ConfigError
 
 
@@ -19,9 +19,11 @@ from agentrl.types.errors import ConfigError
 class LedgerLine:
     """The end of one episode. `outcome` is ``trained`` or ``dropped``; `reason` says why it was dropped.
 
-    Tokens are sampled ones: `trained_tokens` entered a loss, `masked_tokens` were too old. Not among them are
+    Tokens are sampled ones: `trained_tokens` entered a loss, `masked_tokens` were too old, `untrained_tokens` are of
+    policies that do not train the episode (frozen, or its group had nothing to teach them). Not among them are
     `regenerated_tokens`, sampled and lost before they came again. `stop` is the stop reason, empty where the episode
-    has none; `tool_s` are seconds in the environment's steps.
+    has none; `tool_s` are seconds in the environment's steps. `trained_by` has the step of the version that each
+    policy made of it, `step` the last of these.
     """
 
     episode_id: str
@@ -41,6 +43,9 @@ class LedgerLine:
     tool_s: float
     step: int
     regenerated_tokens: int = 0
+    untrained_tokens: int = 0
+    environment: str = ""
+    trained_by: dict[str, int] = field(default_factory=dict)
 
 
 def read_ledger(file: Path) -> list[LedgerLine]:
@@ -84,24 +89,33 @@ class Ledger:
         for ticket in list(self._in_flight.values()):
             self.dropped(Episode(ticket, (), (), ()), reason, step)
 
-    def trained(self, episode: Episode, trained_tokens: int, step: int) -> None:
-        """The episode is part of the weights after `step`."""
-        sampled = episode.num_sampled_tokens
+    def trained(self, episode: Episode, trained_tokens: int, trained_by: Mapping[str, int]) -> None:
+        """The episode is part of these steps' versions of the policies that trained it."""
+        sampled = _num_sampled_by(episode, trained_by)
+        others = episode.num_sampled_tokens - sampled
         self.tokens["trained"] += trained_tokens
         self.tokens["masked_stale"] += sampled - trained_tokens
-        self._add(episode, "trained", "", trained_tokens, sampled - trained_tokens, step)
+        if others:
+            self.tokens["untrained"] += others
+        tokens = {
+            "trained_tokens": trained_tokens,
+            "masked_tokens": sampled - trained_tokens,
+            "untrained_tokens": others,
+            "trained_by": dict(trained_by),
+        }
+        self._add(episode, "trained", "", max(trained_by.values()), tokens)
 
     def dropped(self, episode: Episode, reason: str, step: int) -> None:
         """The episode will never be trained."""
         self.tokens[f"dropped_{reason}"] += episode.num_sampled_tokens
-        self._add(episode, "dropped", reason, 0, 0, step)
+        self._add(episode, "dropped", reason, step, {"trained_tokens": 0, "masked_tokens": 0})
 
     def goodput(self) -> dict[str, float]:
         """Fractions of all sampled tokens by what became of them, under ``goodput/``."""
         total = max(sum(self.tokens.values()), 1)
         return {f"goodput/{name}_fraction": count / total for name, count in sorted(self.tokens.items())}
 
-    def _add(self, episode: Episode, outcome: str, reason: str, trained: int, masked: int, step: int) -> None:
+    def _add(self, episode: Episode, outcome: str, reason: str, step: int, tokens: Mapping[str, Any]) -> None:
         self._in_flight.pop(episode.episode_id, None)
         self.episodes[f"{outcome}_{reason}" if reason else outcome] += 1
         details: dict[str, Any] = {
@@ -117,10 +131,15 @@ class Ledger:
             "seconds": round(episode.seconds, 4),
             "tool_s": round(sum(turn.environment_s for turn in episode.turns), 4),
             "regenerated_tokens": sum(turn.regenerated_tokens for turn in episode.turns),
+            "environment": episode.ticket.environment,
         }
         if details["regenerated_tokens"]:
             self.tokens["regenerated"] += details["regenerated_tokens"]
-        line = LedgerLine(
-            outcome=outcome, reason=reason, trained_tokens=trained, masked_tokens=masked, step=step, **details
-        )
-        self.write(line)
+        self.write(LedgerLine(outcome=outcome, reason=reason, step=step, **tokens, **details))
+
+
+def _num_sampled_by(episode: Episode, policies: Collection[str]) -> int:
+    """Tokens that some of an episode's policies drew; those of an agent without a policy on record count too."""
+    policy_of = {agent.name: agent.policy for agent in episode.agents}
+    nodes = (node for node in episode.nodes if policy_of.get(node.agent, "") in {"", *policies})
+    return count_sampled_tokens(nodes)

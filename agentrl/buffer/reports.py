@@ -34,8 +34,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class BiasReport:
-    """How the trained episodes of a closed cohort differ from all of it; no comparisons if none was trained."""
+    """How the trained episodes of an environment differ from all of a closed cohort; empty if none was trained."""
 
+    environment: str
     num_dispatched: int
     num_trained: int
     comparisons: tuple[Comparison, ...]
@@ -83,18 +84,27 @@ def closed_cohort(lines: Iterable[LedgerLine]) -> list[LedgerLine]:
     return [line for line in newest if line.group < end]
 
 
-def bias(lines: Iterable[LedgerLine], seed: int = 0) -> BiasReport:
+def bias(lines: Iterable[LedgerLine], seed: int = 0) -> list[BiasReport]:
     """Compare length, turns, difficulty and tool time of the trained episodes with the closed cohort's.
+
+    Of several environments each is compared by itself, the first that was dispatched first: their episodes differ, and
+    one of which less is trained would look like a bias of length.
 
     Dispatched is every line of the cohort, failed attempts too; trained are those of which a token entered a
     loss. Length is in sampled tokens; ``trained tokens`` counts those in the loss, so that its ratio also shows
     what masking takes. Difficulty is 1 minus the mean reward of the episode's group; episodes of groups without
     any reward have none and are left out of it.
     """
+    lines = list(lines)
     cohort = closed_cohort(lines)
+    names = dict.fromkeys(line.environment for line in sorted(lines, key=lambda line: line.group))
+    return [_bias(name, [line for line in cohort if line.environment == name], seed) for name in names]
+
+
+def _bias(environment: str, cohort: Sequence[LedgerLine], seed: int) -> BiasReport:
     is_trained = np.array([line.trained_tokens > 0 for line in cohort], bool)
     if not is_trained.any():
-        return BiasReport(len(cohort), 0, ())
+        return BiasReport(environment, len(cohort), 0, ())
     groups, sampled, in_loss, turns, tool_s = np.array(
         [(line.group, line.sampled_tokens, line.trained_tokens, line.turns, line.tool_s) for line in cohort], float
     ).T
@@ -111,7 +121,7 @@ def bias(lines: Iterable[LedgerLine], seed: int = 0) -> BiasReport:
         known = ~np.isnan(dispatched)
         columns = (dispatched[known], trained[known], is_trained[known], groups[known])
         comparisons.append(compare(measure, *columns, seed=seed))
-    return BiasReport(len(cohort), int(is_trained.sum()), tuple(comparisons))
+    return BiasReport(environment, len(cohort), int(is_trained.sum()), tuple(comparisons))
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,17 +21,35 @@ def build_batch(groups: Sequence[Group], policy: str, version: PolicyVersion, co
     episodes = []
     for number, group in enumerate(groups):
         for episode in group.ordered():
-            view = train_view(episode, policy, version, config.max_staleness)
-            if config.staleness == "withhold" and oldest_staleness(view) > config.max_staleness:
+            view = train_view(episode, policy, version, config.staleness_bound)
+            if config.staleness == "withhold" and oldest_staleness(view) > config.staleness_bound:
                 view = ()
-            episodes.append(TrainEpisode(episode.episode_id, number, float(episode.reward or 0.0), view))
+            episodes.append(_train_episode(episode, policy, number, view))
     return TrainBatch(policy, version, tuple(episodes))
 
 
+def build_counted(
+    groups: Sequence[Group], policy: str, version: PolicyVersion, config: BufferConfig
+) -> tuple[TrainBatch, dict[str, int]]:
+    """A batch, and how many tokens of each episode enter its loss."""
+    batch = build_batch(groups, policy, version, config)
+    return batch, count_trained((episode for group in groups for episode in group.episodes), [batch])
+
+
+def _train_episode(
+    episode: Episode, policy: str, group: int, trajectories: tuple[TrainTrajectory, ...]
+) -> TrainEpisode:
+    rewards = {agent: float(reward) for agent, reward in episode.rewards_of(policy).items()}
+    reward = float(episode.reward or 0.0)
+    if len(rewards) == 1:
+        reward, rewards = next(iter(rewards.values())), {}
+    return TrainEpisode(episode.episode_id, group, reward, trajectories, rewards, episode.ticket.environment)
+
+
 def train_view(
-    episode: Episode, policy: str, version: PolicyVersion, max_staleness: int
+    episode: Episode, policy: str, version: PolicyVersion, max_staleness: float
 ) -> tuple[TrainTrajectory, ...]:
-    """The episode's trajectories with tokens masked that another policy sampled or that are too old.
+    """The trajectories of a policy's agents in an episode, with tokens masked that are too old.
 
     Raises:
         ValueError: a span is newer than `version`.
@@ -65,7 +84,9 @@ def count_trained(episodes: Iterable[Episode], batches: Collection[TrainBatch]) 
     return tokens
 
 
-def wait_permits(outstanding: Mapping[int, int], version_step: int, max_staleness: int, episodes_per_step: int) -> bool:
+def wait_permits(
+    outstanding: Mapping[int, int], version_step: int, max_staleness: float, episodes_per_step: int
+) -> bool:
     """Whether the episodes that a take leaves behind can all still be trained in time.
 
     For every start step o, those that started at or before o must fit into the (o + S - v) * B places
@@ -74,7 +95,7 @@ def wait_permits(outstanding: Mapping[int, int], version_step: int, max_stalenes
     Args:
         outstanding: episodes left behind by the step of the weights that they started with.
         version_step: v, the step of the weights that the take trains.
-        max_staleness: S.
+        max_staleness: S; infinite makes every take legal.
         episodes_per_step: B.
 
     Example: S 1, B 4, v 3: one left behind from step 2 is legal no more (2 + 1 - 3 = 0 places).
@@ -87,7 +108,7 @@ def wait_permits(outstanding: Mapping[int, int], version_step: int, max_stalenes
     return True
 
 
-def _mask(trajectory: Trajectory, version: PolicyVersion, max_staleness: int) -> TrainTrajectory:
+def _mask(trajectory: Trajectory, version: PolicyVersion, max_staleness: float) -> TrainTrajectory:
     staleness = np.zeros(len(trajectory.token_ids), np.int32)
     fresh = trajectory.sampled
     for span in trajectory.versions:
@@ -98,11 +119,12 @@ def _mask(trajectory: Trajectory, version: PolicyVersion, max_staleness: int) ->
     return TrainTrajectory(trajectory, mask, staleness, fresh)
 
 
-def _staleness(writer: PolicyVersion, version: PolicyVersion, max_staleness: int) -> int:
-    """Steps between two versions; too many for weights of an earlier epoch that are ahead of this one.
+def _staleness(writer: PolicyVersion, version: PolicyVersion, max_staleness: float) -> int:
+    """Steps between two versions; too many, if there is a bound, for weights of an earlier epoch ahead of this one.
 
-    Such weights were lost together with the record of how they were made, as in a salvaged journal.
+    Such weights were lost together with the record of how they were made, as in a salvaged journal. Without a bound
+    nothing is too old, and they count as one step away.
     """
     if writer.epoch < version.epoch and writer.step > version.step:
-        return max_staleness + 1
+        return int(max_staleness) + 1 if math.isfinite(max_staleness) else 1
     return version.steps_since(writer)

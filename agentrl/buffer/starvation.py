@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from agentrl.types.batch import TrainBatch
 from agentrl.types.errors import Failure, StalledError
 
 _SPARE_STEPS = 4
+_log = logging.getLogger(__name__)
 _STALENESS_WORDS = {
     "mask_spans": "masks every token",
     "wait": "masks every token",
@@ -66,6 +68,43 @@ class DroppedGroups:
 
 
 @dataclass(slots=True)
+class FailuresInRow:
+    """Counts each environment's failed episodes in a row: a run ends when all of them only fail.
+
+    One that is broken keeps failing within its share of the groups, and the others go on; a warning names it.
+
+    Example: ``FailuresInRow(50, {"sql"})`` gives an error at the 50th failure since an episode of sql last ended well.
+    """
+
+    max_in_row: int
+    environments: set[str]
+    _in_row: Counter[str] = field(default_factory=Counter)
+
+    def add(self, environment: str, failure: Failure | None) -> StalledError | None:
+        """Count a failed episode; the error if nothing works any more."""
+        self._in_row[environment] += 1
+        if any(self._in_row[name] < self.max_in_row for name in self.environments):
+            if self._in_row[environment] == self.max_in_row:
+                _log.warning(
+                    "environment '%s': %d episodes failed in a row; the last: %s. The others go on, and nothing of "
+                    "this one is trained until its episodes end well",
+                    environment, self.max_in_row, failure or "no score",
+                )  # fmt: skip
+            return None
+        counts = ", ".join(f"{self._in_row[name]} of '{name}'" for name in sorted(self.environments))
+        episodes = f"{self._in_row[environment]} episodes" if len(self.environments) == 1 else f"episodes ({counts})"
+        return StalledError(
+            f"{episodes} failed in a row; the last: {failure or 'no score'}. "
+            "The cause is hardly the tasks: `agentrl show RUN --kind failed` has the traceback, logs/ what was "
+            "printed; mend it, then resume the run"
+        )
+
+    def end_row(self, environment: str) -> None:
+        """An episode ended well."""
+        self._in_row[environment] = 0
+
+
+@dataclass(slots=True)
 class UntrainedSteps:
     """Counts a policy's steps in a row of which not one token is young enough to be trained.
 
@@ -81,7 +120,7 @@ class UntrainedSteps:
         """Count a step that is about to be taken; the error if steps only raise the version."""
         self._in_row = 0 if batch.num_trained_tokens else self._in_row + 1
         config = self.config
-        if self._in_row <= config.max_staleness + _SPARE_STEPS:
+        if self._in_row <= config.staleness_bound + _SPARE_STEPS:
             return None
         or_wait = "" if config.staleness == "wait" else "; or set buffer.staleness = 'wait'"
         return StalledError(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.errors import reported
-from agentrl.cli.train import OverridesArgument
+from agentrl.cli.extras import needs
+from agentrl.cli.recipes import OverridesArgument
 from agentrl.process.loop import run_async
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ ENVIRONMENT = "sql"
 
 
 @reported
+@needs("train")
 def demo(
     seed: Annotated[int, typer.Option(help="All random numbers of model, tasks and training.")] = 0,
     models: Annotated[Path, typer.Option(help="Folder in which the warm-started model is made anew.")] = Path("models"),
@@ -62,7 +64,7 @@ def reinforce(seed: int, model: Path, overrides: list[str]) -> RunSummary:
     config = load_run_config(recipe("demo.toml"), values)
     with RunProgress() as progress:
         summary = run_async(start_run(config, progress))
-    print_summary(summary)
+    print_summary(summary, progress.seconds)
     return summary
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.cli.extras import missing_packages, remedy
+
+if TYPE_CHECKING:
+    from agentrl.registry import Plugin
 
 _PACKAGES = ("torch", "transformers", "renderers", "tokenizers", "safetensors", "aiohttp", "pydantic")
 _MIN_FREE_BYTES = 2 << 30
@@ -19,7 +27,7 @@ _MIN_FREE_BYTES = 2 << 30
 @reported
 def doctor() -> None:
     """Check what training needs on this machine, and say what to do about what is missing."""
-    checks: list[Callable[[], Iterator[tuple[bool, str]]]] = [_packages, _hardware, _disk, _plugins]
+    checks: list[Callable[[], Iterator[tuple[bool, str]]]] = [_packages, _hardware, _disk, _scaffolds, _environments]
     is_well = True
     for check in checks:
         for is_good, text in check():
@@ -30,16 +38,19 @@ def doctor() -> None:
 
 
 def _packages() -> Iterator[tuple[bool, str]]:
+    missing = missing_packages("train")
     for name in _PACKAGES:
-        try:
+        if name not in missing:
             yield True, f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            yield False, f"{name} is not installed; pip install -e . -c constraints.txt"
+    if missing:
+        yield False, f"{', '.join(missing)} are not installed; {remedy('train')}"
 
 
 def _hardware() -> Iterator[tuple[bool, str]]:
     cores = len(os.sched_getaffinity(0))
     yield cores >= 2, f"{cores} processor cores" + ("" if cores >= 2 else "; engine and trainer will share one")
+    if "torch" in missing_packages("train"):
+        return
     import torch
 
     gpus = torch.cuda.device_count()
@@ -55,15 +66,31 @@ def _disk() -> Iterator[tuple[bool, str]]:
     yield shm.is_dir() and os.access(shm, os.W_OK), "/dev/shm is writable"
 
 
-def _plugins() -> Iterator[tuple[bool, str]]:
+def _scaffolds() -> Iterator[tuple[bool, str]]:
     from agentrl import registry
+
+    for plugin in registry.list_plugins(registry.SCAFFOLDS):
+        yield _tried(registry.SCAFFOLDS, plugin, partial(registry.load_plugin, registry.SCAFFOLDS, plugin.name))
+
+
+def _environments() -> Iterator[tuple[bool, str]]:
+    """Each is imported by a process of its own, as in a run."""
+    from agentrl import registry
+    from agentrl.envs.starting import WorkerCommand, start_worker
+
+    async def load(name: str, logs: Path) -> None:
+        (await start_worker(WorkerCommand(name, {}, logs), 0)).kill()
+
+    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
+        for plugin in registry.list_plugins(registry.ENVIRONMENTS):
+            yield _tried(registry.ENVIRONMENTS, plugin, partial(asyncio.run, load(plugin.name, Path(logs))))
+
+
+def _tried(group: str, plugin: Plugin, load: Callable[[], object]) -> tuple[bool, str]:
     from agentrl.types.errors import ConfigError
 
-    for group in (registry.ENVIRONMENTS, registry.SCAFFOLDS):
-        for plugin in registry.list_plugins(group):
-            try:
-                registry.load_plugin(group, plugin.name)
-            except ConfigError as error:
-                yield False, f"{group} {plugin.name}: {error}"
-            else:
-                yield True, f"{group} {plugin.name} ({plugin.distribution})"
+    try:
+        load()
+    except ConfigError as error:
+        return False, f"{group} {plugin.name}: {error}"
+    return True, f"{group} {plugin.name} ({plugin.distribution})"

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.cli.extras import needs
 from agentrl.process.parent import die_with_parent, ignore_stop_signals
 
 
 @reported
+@needs("train")
 def engine(
     model: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors weights.")],
     port: Annotated[int, typer.Option(help="TCP port to listen on.")],
@@ -44,4 +46,8 @@ def engine(
     options = parse_config(EngineOptions, values, "agentrl engine")
     from agentrl.engine.main import run_engine
 
-    run_engine(options, supervised)
+    def say(address: str) -> None:
+        if not supervised:
+            typer.echo(f"serving {model} at {address}; Ctrl-C ends it")
+
+    run_engine(options, supervised, say)

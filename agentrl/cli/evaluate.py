@@ -8,33 +8,41 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.errors import reported
-from agentrl.cli.train import OverridesArgument
+from agentrl.cli.extras import needs
+from agentrl.cli.recipes import OverridesArgument, find_recipe
 from agentrl.process.loop import run_async
 
 
 @reported
+@needs("train")
 def evaluate(
     target: Annotated[Path, typer.Argument(help="A recipe, or a run folder, whose newest weights are taken.")],
     overrides: OverridesArgument = None,
-    tasks: Annotated[int, typer.Option(help="Held-out tasks.")] = 400,
+    tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks of each environment.")] = 400,
+    policy: Annotated[str | None, typer.Option(help="Whose reward; not needed where one policy is trained.")] = None,
 ) -> None:
     """Evaluate a policy on held-out tasks."""
     from agentrl.cli.progress import RunProgress
-    from agentrl.orchestration.config import load_run_config
+    from agentrl.orchestration.config import chosen_policy, load_run_config
     from agentrl.orchestration.launch import evaluate_model
     from agentrl.orchestration.run_directory import RunDirectory
     from agentrl.types.errors import ConfigError
+    from agentrl.types.version import FIRST_VERSION
 
     if target.is_dir():
         if overrides:
             raise ConfigError("a run folder has its configuration; give a recipe to override it")
         run = RunDirectory.open(target)
-        config, model = run.config(), run.newest_model()
+        config = run.config()
+        models = {name: run.newest_model(name) for name in config.policies}
+        versions = {name: run.version_of(model) for name, model in models.items()}
     else:
-        config = load_run_config(target, overrides or [])
-        model = next(iter(config.policies.values())).model
+        config = load_run_config(find_recipe(target), overrides or [])
+        models = {name: settings.model for name, settings in config.policies.items()}
+        versions = dict.fromkeys(models, FIRST_VERSION)
+    policy = chosen_policy(config, policy)
     with RunProgress() as progress:
-        evaluation = run_async(evaluate_model(config, model, tasks, progress.on_progress))
+        evaluation = run_async(evaluate_model(config, policy, models, versions, tasks, progress.on_progress))
         progress.on_evaluation(evaluation)
         if evaluation.num_failed:
             progress.console.print(f"  {evaluation.num_failed} episodes failed and are not in the mean")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from agentrl.cli.demo import demo
@@ -16,13 +19,30 @@ from agentrl.cli.show import show
 from agentrl.cli.train import resume, train
 from agentrl.cli.warmstart import warmstart
 
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"agentrl {metadata.version('agentrl')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
-    help="Train language-model agents by reinforcement learning on whole multi-turn episodes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train language-model agents by reinforcement learning on whole multi-turn episodes."""
+
+
 app.command()(demo)
 app.command()(warmstart)
 app.command()(train)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.cli.extras import needs
 
 model = typer.Typer(help="Models.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -19,6 +20,7 @@ def main() -> None:
 
 @model.command("check")
 @reported
+@needs("train")
 def check(
     folder: Annotated[Path, typer.Argument(help="Folder with config.json, tokenizer.json and safetensors weights.")],
     renderer: Annotated[str, typer.Option(help="chat.renderer of the recipe that is to use it.")] = "auto",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -32,6 +34,12 @@ class PhaseProgress:
         self._task = self._bar.add_task("starting", total=None, note="")
         self._phase = "starting"
         self._said_at = 0.0
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the command began its work."""
+        return time.monotonic() - self._began
 
     def __enter__(self) -> PhaseProgress:
         self._bar.start()
@@ -63,60 +71,73 @@ class RunProgress(PhaseProgress):
 
     def __init__(self) -> None:
         super().__init__()
-        self._num_idle = 0
+        self._num_idle: Counter[str] = Counter()
+        self._names_policies = False
 
     def __enter__(self) -> RunProgress:
         super().__enter__()
         return self
 
-    def on_start(self, run: str, total_steps: int) -> None:
-        """The run's folder and length are known."""
+    def on_start(self, run: str, total_steps: int, policies: Sequence[str]) -> None:
+        """The run's folder, length and policies are known."""
+        self._names_policies = len(policies) > 1
         self._total = total_steps
         self.console.print(f"run folder: {run}", soft_wrap=True)
 
-    def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Show the step, and say what the trainer would not learn from."""
+    def on_step(self, policy: str, step: int, metrics: dict[str, float]) -> None:
+        """Show a policy's step, and say what the trainer would not learn from."""
+        who = f"{policy}  " if self._names_policies else ""
         mismatched = metrics.get("trainer/mismatched_sequences", 0.0)
         if mismatched:
             self.console.print(
-                f"  step {step:>4}  [red]{mismatched:.0f} sequences masked[/red]: trainer and engine differ by up to "
-                f"{metrics['trainer/fresh_gap_max_nats']:.2g} nats on tokens of the same weights",
+                f"  step {step:>4}  {who}[red]{mismatched:.0f} sequences masked[/red]: trainer and engine differ by up "
+                f"to {metrics['trainer/fresh_gap_max_nats']:.2g} nats on tokens of the same weights",
                 soft_wrap=True,
             )
         is_idle = not metrics["trainer/optimizer_steps"]
-        self._num_idle += is_idle
-        if is_idle and self._num_idle == 1:
+        self._num_idle[policy] += is_idle
+        if is_idle and self._num_idle[policy] == 1:
             self.console.print(
-                f"  step {step:>4}  nothing to learn: rewards differ within no group, or no token is young enough. The "
-                "version rises and the weights stay; counted from here on",
+                f"  step {step:>4}  {who}nothing to learn: rewards differ within no group, or no token is young "
+                "enough. The version rises and the weights stay; counted from here on",
                 soft_wrap=True,
             )
         note = (
-            f"reward {metrics['batch/reward_mean']:.2f}  "
+            f"{who}reward {metrics['batch/reward_mean']:.2f}  "
             f"staleness {metrics['buffer/staleness_mean_steps']:.1f}  "
             f"aborted {metrics['rollout/aborted_generations']:.0f}  "
             f"step {metrics['time/step_s']:.1f} s"
         )
-        if self._num_idle:
-            note += f"  nothing to learn {self._num_idle} times"
+        if self._num_idle[policy]:
+            note += f"  nothing to learn {self._num_idle[policy]} times"
         self.on_progress(step, self._total, note)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Say what an evaluation found."""
         filled = round(evaluation.mean * 24)
         bar = "█" * filled + "░" * (24 - filled)
-        text = f"  step {evaluation.version.step:>4}  held-out {evaluation.mean:.3f} ± {evaluation.standard_error:.3f}"
+        who = f"{evaluation.policy}  " if self._names_policies else ""
+        found = f"{evaluation.mean:.3f} ± {evaluation.standard_error:.3f}"
+        text = f"  step {evaluation.version.step:>4}  {who}held-out {found}"
         self.console.print(f"{text}  [cyan]{bar}[/cyan]  {len(evaluation.rewards)} tasks", soft_wrap=True)
 
 
-def print_summary(summary: RunSummary) -> None:
-    """What a run achieved, where its tokens went, and what to look at."""
+def print_summary(summary: RunSummary, seconds: float) -> None:
+    """What a run achieved in how many seconds of the command, where its tokens went, and what to look at."""
     console = Console(highlight=False, soft_wrap=True)
-    first, last = summary.first_evaluation, summary.last_evaluation
-    console.print(f"\n[bold]{summary.status}[/bold] at version {summary.version} after {summary.seconds:.0f} s")
-    if first is not None and last is not None and first is not last:
-        change = f"{first.mean:.3f} -> {last.mean:.3f}"
-        console.print(f"held-out success {change} ({len(last.rewards)} tasks)  {sparkline([first.mean, last.mean])}")
+    console.print(
+        f"\n[bold]{summary.status}[/bold] at version {summary.version} after {seconds:.0f} s, "
+        f"{summary.seconds:.0f} s of them with engines and trainer up"
+    )
+    for policy in summary.versions:
+        evaluations = summary.evaluations_of(policy)
+        if len(evaluations) > 1:
+            first, last = evaluations[0], evaluations[-1]
+            of_policy = f"of {policy} " if len(summary.versions) > 1 else ""
+            change = f"{of_policy}{first.mean:.3f} -> {last.mean:.3f}"
+            console.print(
+                f"held-out success {change} ({len(last.rewards)} tasks)  {sparkline([first.mean, last.mean])}"
+            )
     shares = ", ".join(
         f"{name.removeprefix('goodput/').removesuffix('_fraction')} {share:.1%}"
         for name, share in summary.goodput.items()

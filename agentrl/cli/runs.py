@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from agentrl.buffer.ledger import LedgerLine
+    from agentrl.buffer.reports import BiasReport
 
+_NOTHING_CLOSED = "nothing to compare yet: no episode of a closed group has been trained"
 _SUMS = ("episodes", "sampled", "trained", "masked")
 _RunArgument = Annotated[Path, typer.Argument(help="Run folder.")]
 
@@ -51,11 +53,13 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="Folder of run folders
     for path in sorted(folder.glob("*/config.json")):
         run = RunDirectory.open(path.parent)
         state = run.state()
-        status, version, message = (
-            (state.status, str(state.version), state.message) if state else ("never started", "", "")
-        )
-        heldout = run.last_metric("eval/reward_mean")
-        table.add_row(path.parent.name, status, version, "" if heldout is None else f"{heldout:.3f}", message[:80])
+        versions = state.versions if state else {}
+        is_one = len(versions) < 2
+        prefixes = {"": ""} if is_one else {policy: f"{policy}/" for policy in versions}
+        found = {policy: run.last_metric(f"{prefix}eval/reward_mean") for policy, prefix in prefixes.items()}
+        heldout = _of_each({policy: f"{mean:.3f}" for policy, mean in found.items() if mean is not None}, is_one)
+        version, message = _of_each(versions, is_one), state.message if state else ""
+        table.add_row(path.parent.name, run.status_now(), version, heldout, message[:80])
     if not table.row_count:
         typer.echo(f"no runs in {folder}; `agentrl train RECIPE` makes one")
         return
@@ -111,20 +115,34 @@ def show_bias(run: _RunArgument) -> None:
     from agentrl.buffer.reports import bias
 
     lines = _read(run)
-    report = bias(lines)
+    reports = bias(lines)
     console = wide_console()
+    dispatched = sum(report.num_dispatched for report in reports)
     console.print(
-        f"{report.num_trained:,} of {report.num_dispatched:,} episodes trained; {len(lines) - report.num_dispatched:,} "
-        "more are left out, whose groups are not before the first one that is still open\n"
+        f"{sum(report.num_trained for report in reports):,} of {dispatched:,} episodes trained; "
+        f"{len(lines) - dispatched:,} more are left out, whose groups are not before the first one that is still open\n"
     )
-    if not report.comparisons:
-        console.print("nothing to compare yet: no episode of a closed group has been trained")
-        return
+    for report in reports:
+        if len(reports) > 1:
+            console.print(f"{report.environment}: {report.num_trained:,} of {report.num_dispatched:,} episodes trained")
+        console.print(_comparisons(report) if report.comparisons else _NOTHING_CLOSED)
+        if report is not reports[-1]:
+            console.print()
+    if not reports:
+        console.print(_NOTHING_CLOSED)
+
+
+def _comparisons(report: BiasReport) -> Table:
     table = plain_table("measure", ">dispatched", ">trained", ">ratio", ">95 % interval", ">KS distance")
     for c in report.comparisons:
         ratio = (f"{c.ratio:.3f}", f"{c.ratio_low:.3f} to {c.ratio_high:.3f}") if not math.isnan(c.ratio) else ("", "")
         table.add_row(c.measure, _number(c.dispatched_mean), _number(c.trained_mean), *ratio, f"{c.ks:.3f}")
-    console.print(table)
+    return table
+
+
+def _of_each(values: Mapping[str, object], is_one: bool) -> str:
+    """The value of each policy with its name, which goes without saying where there is one alone."""
+    return ", ".join(str(value) if is_one else f"{policy} {value}" for policy, value in values.items())
 
 
 def _read(run: Path) -> list[LedgerLine]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.cli.extras import needs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,7 @@ _VERSION_COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 
 @reported
+@needs("train")
 def show(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     episode: Annotated[str | None, typer.Argument(help="Name of an episode; default: the newest.")] = None,
@@ -45,7 +47,9 @@ def show(
             )
         return
     chosen = _choose(episodes, episode)
-    _print_episode(chosen, FastTokenizer.load(directory.newest_model()), Console(highlight=False))
+    policies = {agent.policy for agent in chosen.agents}
+    tokenizers = {policy: FastTokenizer.load(directory.newest_model(policy)) for policy in sorted(policies)}
+    _print_episode(chosen, tokenizers, Console(highlight=False))
 
 
 def _read_episodes(directory: RunDirectory, kind: str) -> list[Episode]:
@@ -70,22 +74,33 @@ def _choose(episodes: list[Episode], name: str | None) -> Episode:
     return found[-1]
 
 
-def _print_episode(episode: Episode, tokenizer: FastTokenizer, console: Console) -> None:
+def _print_episode(episode: Episode, tokenizers: Mapping[str, FastTokenizer], console: Console) -> None:
+    """Every node in the order in which it came; where several agents act, each says who it is."""
     from rich.text import Text
 
-    versions = sorted({s.version for node in episode.nodes if node.sample for s in node.sample.versions})
-    colours = {version: _VERSION_COLOURS[n % len(_VERSION_COLOURS)] for n, version in enumerate(versions)}
+    writers = sorted(
+        {(episode.policy_of(n.agent), s.version) for n in episode.nodes if n.sample for s in n.sample.versions}
+    )
+    colours = {writer: _VERSION_COLOURS[n % len(_VERSION_COLOURS)] for n, writer in enumerate(writers)}
     text = Text()
     text.append(f"{episode.episode_id}  task {episode.ticket.task.id}\n", "bold")
-    for version in versions:
-        text.append(f"■ sampled by {version}  ", colours[version])
+    for policy, version in writers:
+        name = f"{policy} {version}" if len(tokenizers) > 1 else str(version)
+        text.append(f"■ sampled by {name}  ", colours[policy, version])
     text.append("□ context, not trained\n\n", "dim")
+    speaking = ""
     for node in episode.nodes:
-        _append_node(text, node, tokenizer, colours)
+        if len(episode.agents) > 1 and node.agent != speaking:
+            speaking = node.agent
+            text.append(f"\n\n{speaking}: ", "bold")
+        policy = episode.policy_of(node.agent)
+        _append_node(text, node, policy, tokenizers[policy], colours)
+    if episode.failure is not None and episode.failure.trace:
+        text.append(f"\n\n{episode.failure.trace.rstrip()}", "red")
     outcome = episode.failure or episode.stop_reason
-    text.append(
-        f"\n\n{outcome}; reward {episode.reward}; {len(episode.turns)} turns; {episode.seconds:.2f} s\n", "bold"
-    )
+    apart = "".join(f", {agent} {reward}" for agent, reward in episode.agent_rewards.items())
+    reward = f"reward {episode.reward}{apart}"
+    text.append(f"\n\n{outcome}; {reward}; {len(episode.turns)} turns; {episode.seconds:.2f} s\n", "bold")
     aborted = sum(turn.aborts for turn in episode.turns)
     text.append(
         f"{episode.num_sampled_tokens} of {episode.num_tokens} tokens sampled, {aborted} aborts survived", "dim"
@@ -93,9 +108,11 @@ def _print_episode(episode: Episode, tokenizer: FastTokenizer, console: Console)
     console.print(text)
 
 
-def _append_node(text: Text, node: Node, tokenizer: FastTokenizer, colours: Mapping[PolicyVersion, str]) -> None:
+def _append_node(
+    text: Text, node: Node, policy: str, tokenizer: FastTokenizer, colours: Mapping[tuple[str, PolicyVersion], str]
+) -> None:
     if node.sample is None:
         text.append(tokenizer.decode(node.token_ids), "dim")
         return
     for span in node.sample.versions:
-        text.append(tokenizer.decode(node.token_ids[span.start : span.end]), colours[span.version])
+        text.append(tokenizer.decode(node.token_ids[span.start : span.end]), colours[policy, span.version])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.cli.extras import needs
+from agentrl.cli.recipes import OverridesArgument, RecipeArgument, find_recipe
 from agentrl.process.loop import run_async
 
 if TYPE_CHECKING:
@@ -16,21 +18,23 @@ if TYPE_CHECKING:
     from agentrl.orchestration.recorder import RunObserver
     from agentrl.orchestration.shutdown import RunSummary
 
-RecipeArgument = Annotated[Path, typer.Argument(help="TOML recipe, such as environments/sql/demo.toml.")]
-OverridesArgument = Annotated[list[str] | None, typer.Argument(help="key.path=value, laid over the recipe in order.")]
+_STOPPED = 130
+"""Exit status of a run that was asked to stop and can be resumed, as a shell has it of SIGINT."""
 
 
 @reported
+@needs("train")
 def train(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
     """Train by a recipe, into a new run folder."""
     from agentrl.orchestration.config import load_run_config
     from agentrl.orchestration.launch import start_run
 
-    config = load_run_config(recipe, overrides or [])
+    config = load_run_config(find_recipe(recipe), overrides or [])
     _run(lambda observer: start_run(config, observer))
 
 
 @reported
+@needs("train")
 def resume(
     run: Annotated[Path, typer.Argument(help="Run folder, as `agentrl runs` lists it.")],
     salvage: Annotated[
@@ -48,4 +52,7 @@ def _run(launch: Callable[[RunObserver], Coroutine[Any, Any, RunSummary]]) -> No
 
     with RunProgress() as progress:
         summary: RunSummary = run_async(launch(progress))
-    print_summary(summary)
+    print_summary(summary, progress.seconds)
+    if summary.status == "stopped":
+        typer.echo(f"stopped before its last step; go on with: agentrl resume {summary.run}")
+        raise typer.Exit(_STOPPED)

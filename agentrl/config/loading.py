@@ -23,7 +23,10 @@ def load_table(recipe: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     try:
         table = tomllib.loads(recipe.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"no recipe at {recipe}; a recipe is a TOML file, see environments/*/*.toml") from None
+        raise ConfigError(
+            f"no recipe at {recipe}; a recipe is a TOML file, or the name of one that an environment ships, such as "
+            "sql/demo"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
         raise ConfigError(f"{recipe} is not a TOML file: {error}") from None
     for override in overrides:

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine.lora import NO_ADAPTER, LoraStack
+from agentrl.engine.files import Pace, read_in_time
+from agentrl.engine.lora import NO_ADAPTER, ServedAdapters
 from agentrl.engine.peft import LoraAdapter, parse_adapter, read_adapter
-from agentrl.engine.request import BadRequestError
+from agentrl.engine.request import BadRequestError, field_of
 from agentrl.engine.scheduler import Scheduler
-from agentrl.engine.unpickler import load_named_tensors
+from agentrl.engine.unpickler import load_named_tensors, payload_of
 from agentrl.process.threads import run_in_thread
 
 _FROM_TENSORS = "__tensor__"
-_READ_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter by its serial in the stack; `source` is its folder, or says that it came as tensors."""
+    """An adapter by its serial; `source` is its folder, or says that it came as tensors."""
 
     serial: int
     source: str
@@ -37,7 +37,7 @@ class AdapterService:
     itself once it was unloaded.
     """
 
-    def __init__(self, lora: LoraStack, scheduler: Scheduler, max_rank: int) -> None:
+    def __init__(self, lora: ServedAdapters, scheduler: Scheduler, max_rank: int) -> None:
         self._lora = lora
         self._scheduler = scheduler
         self._max_rank = max_rank
@@ -70,29 +70,27 @@ class AdapterService:
 
     async def _load(self, body: dict[str, Any]) -> dict[str, Any]:
         with self._told_what_is_loaded():
-            name, folder = _text(body, "lora_name"), _text(body, "lora_path")
+            name, folder = field_of(body, "lora_name", str), field_of(body, "lora_path", str)
             self._check_is_new(name)
-            await self._put(name, folder, lambda: read_adapter(Path(folder), self._max_rank))
+            await self._put(name, folder, lambda pace: read_adapter(Path(folder), self._max_rank, pace))
         return self._answer()
 
     async def _load_from_tensors(self, body: dict[str, Any]) -> dict[str, Any]:
         with self._told_what_is_loaded():
-            name, payloads = _text(body, "lora_name"), body.get("serialized_named_tensors")
-            if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], str):
-                raise BadRequestError("serialized_named_tensors must be a list of one base64 string")
+            name, payload = field_of(body, "lora_name", str), payload_of(body)
             if body.get("load_format") is not None:
                 raise BadRequestError(f"load_format {body['load_format']!r} is not served for adapters; use null")
             self._check_is_new(name)
-            payload, config = payloads[0], body.get("config_dict")
+            config = body.get("config_dict")
             await self._put(
-                name, _FROM_TENSORS, lambda: parse_adapter(config, load_named_tensors(payload), self._max_rank)
+                name, _FROM_TENSORS, lambda _pace: parse_adapter(config, load_named_tensors(payload), self._max_rank)
             )
         return self._answer()
 
     async def _unload(self, body: dict[str, Any]) -> dict[str, Any]:
         """Waits for: the adapter's requests. Unblocked by: their end; a pause by itself ends none but by abort."""
         with self._told_what_is_loaded():
-            name = _text(body, "lora_name")
+            name = field_of(body, "lora_name", str)
             serial = self.serial_of(name)
         self._leaving.add(name)
         for request in self._scheduler.in_flight():
@@ -105,7 +103,7 @@ class AdapterService:
             del self._loaded[name]
         return self._answer()
 
-    async def _put(self, name: str, source: str, read: Callable[[], LoraAdapter]) -> None:
+    async def _put(self, name: str, source: str, read: Callable[[Pace], LoraAdapter]) -> None:
         """Read and write aside, in threads while steps go on, then serve.
 
         Waits for: the disk, the copy, and the step under way. Unblocked by: their ends, or the disk's deadline.
@@ -113,15 +111,10 @@ class AdapterService:
         serial = next(self._serials)
         async with self._lock:
             self._check_is_new(name)
-            try:
-                async with asyncio.timeout(_READ_S):
-                    adapter = await run_in_thread(f"read-{name}", read)
-            except TimeoutError:
-                message = f"the adapter in {source} cannot be read: its disk does not answer"
-                raise BadRequestError(message) from None
-            placed = await run_in_thread(f"place-{name}", lambda: self._lora.place(serial, adapter))
+            adapter = await read_in_time(f"the adapter in {source}", read)
+            fitted = await run_in_thread(f"fit-{name}", lambda: self._lora.fitted(adapter))
             async with self._scheduler.between_steps():
-                self._lora.put(placed)
+                self._lora.put(serial, fitted)
             self._loaded[name] = LoadedAdapter(serial, source)
 
     def _check_is_new(self, name: str) -> None:
@@ -139,10 +132,3 @@ class AdapterService:
         except BadRequestError as error:
             message = str(error)
             raise BadRequestError(message, error_message=message, loaded_adapters=self.sources()) from error
-
-
-def _text(body: dict[str, Any], key: str) -> str:
-    value = body.get(key)
-    if not isinstance(value, str) or not value:
-        raise BadRequestError(f"{key} must be a string that is not empty, got {value!r}")
-    return value

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
-from agentrl.engine.slots import KVCache, KVShape
+from agentrl.engine.slots import KVCache
 from agentrl.models.attention import (
     AttentionFeatures,
     attend_eagerly,
@@ -18,18 +18,6 @@ from agentrl.models.attention import (
 )
 
 SLOT_ATTENTION = "agentrl_slots"
-
-
-class KVStore(Protocol):
-    """Where a forward pass leaves its keys and values, and which of them each token sees."""
-
-    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take new keys and values [B, heads, T, D] of a layer; returns those to attend to, [B, heads, L, D]."""
-        ...
-
-    def visible(self, window: int | None) -> torch.Tensor:
-        """[B, 1, T, L] bool: which columns each token attends to."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +37,8 @@ class SlotBatch:
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put new keys and values into their slots; returns all up to `length`."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        """Put new keys and values [B, heads, T, D] into their slots; returns all up to `length`, [B, heads, L, D]."""
+        keys, values = self.cache.layer(layer, key, value)
         keys[self.row_ids[:, None], :, self.positions] = key.transpose(1, 2)
         values[self.row_ids[:, None], :, self.positions] = value.transpose(1, 2)
         return keys[self.rows, :, : self.length], values[self.rows, :, : self.length]
@@ -67,29 +55,13 @@ class SlotBatch:
         return self._masks[window]
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeRecorder:
-    """Learns from a pass over a single token what each layer keeps of a token."""
-
-    shapes: dict[int, KVShape] = field(default_factory=dict)
-
-    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Note the shapes; nothing is kept."""
-        self.shapes[layer] = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
-        return key, value
-
-    def visible(self, window: int | None) -> torch.Tensor:
-        """The token sees itself."""
-        return torch.ones(1, 1, 1, 1, dtype=torch.bool)
-
-
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    slot_batch: KVStore,
+    slot_batch: SlotBatch,
     scaling: float | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from agentrl.engine.collective import Receive, WeightGroups
-from agentrl.engine.request import BadRequestError
+from agentrl.engine.request import BadRequestError, field_of
 from agentrl.engine.unpickler import DTYPES
 from agentrl.engine.weights import StagedWeights, WeightStore
 from agentrl.weights.flattened import plan_layout, unflatten
@@ -55,50 +55,19 @@ class _Announced:
         return lambda: store.adopt(dict(zip(self.names, tensors, strict=True))).with_digests()
 
 
-_Parser = Callable[[dict[str, Any]], list[_Announced]]
-
-
 async def read_broadcast(body: dict[str, Any], groups: WeightGroups, store: WeightStore) -> StagedWeights:
-    """Receive what a request of ``/update_weights_from_distributed`` announces.
+    """Receive what a request announces: tensors, as SGLang's updates do, or several ``buckets``, each one run of bytes.
 
     Waits for: the sender. Unblocked by: its bytes, its end, or the groups' deadline.
 
     Raises:
-        BadRequestError: incomplete request, tensors that the model lacks, or a group that fails.
+        BadRequestError: incomplete request, tensors that the model lacks, or a group that fails. The group is left
+            then: what is sent for this request would be taken for what comes next.
     """
-    return await _read(body, _parse_one, groups, store)
-
-
-async def read_broadcasts(body: dict[str, Any], groups: WeightGroups, store: WeightStore) -> StagedWeights:
-    """Receive all ``buckets`` that a request of ``/stage_weights`` announces, each as one run of bytes.
-
-    Waits and raises as `read_broadcast` does.
-    """
-    return await _read(body, _parse_several, groups, store)
-
-
-def _parse_one(body: dict[str, Any]) -> list[_Announced]:
-    layout = body.get("load_format")
-    if layout not in (None, "flattened_bucket"):
-        raise BadRequestError(f"load_format {layout!r} is not served; use null or 'flattened_bucket'")
-    return [_Announced.of(body, is_flat=layout is not None)]
-
-
-def _parse_several(body: dict[str, Any]) -> list[_Announced]:
-    buckets = body.get("buckets")
-    if not isinstance(buckets, list) or not all(isinstance(bucket, dict) for bucket in buckets):
-        raise BadRequestError("buckets must be a list of objects with names, dtypes and shapes")
-    return [_Announced.of(bucket, is_flat=True) for bucket in buckets]
-
-
-async def _read(body: dict[str, Any], parse: _Parser, groups: WeightGroups, store: WeightStore) -> StagedWeights:
-    """A request that is refused leaves its group: what is sent for it would be taken for what comes next."""
-    name = body.get("group_name")
-    if not isinstance(name, str):
-        raise BadRequestError("group_name must be given, a string")
+    name = field_of(body, "group_name", str)
     device = groups.device(name)
     try:
-        announced = parse(body)
+        announced = _parse(body)
         for part in announced:
             store.check(dict(zip(part.names, part.shapes, strict=True)))
     except BadRequestError as error:
@@ -115,3 +84,15 @@ async def _read(body: dict[str, Any], parse: _Parser, groups: WeightGroups, stor
         return staged
 
     return await groups.receive(name, receive_all)
+
+
+def _parse(body: dict[str, Any]) -> list[_Announced]:
+    if "buckets" not in body:
+        layout = body.get("load_format")
+        if layout not in (None, "flattened_bucket"):
+            raise BadRequestError(f"load_format {layout!r} is not served; use null or 'flattened_bucket'")
+        return [_Announced.of(body, is_flat=layout is not None)]
+    buckets = body["buckets"]
+    if not isinstance(buckets, list) or not all(isinstance(bucket, dict) for bucket in buckets):
+        raise BadRequestError("buckets must be a list of objects with names, dtypes and shapes")
+    return [_Announced.of(bucket, is_flat=True) for bucket in buckets]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from agentrl.engine.request import BadRequestError
+from agentrl.engine.request import BadRequestError, field_of
 from agentrl.process.threads import run_in_thread
 from agentrl.weights.process_group import WeightGroup, join_group, leave_group, receive
 
@@ -37,8 +37,8 @@ class WeightGroups:
         Raises:
             BadRequestError: incomplete request, a name in use, or members that do not come.
         """
-        address, name, backend = (_field(body, key, str) for key in ("master_address", "group_name", "backend"))
-        port, rank, world_size = (_field(body, key, int) for key in ("master_port", "rank_offset", "world_size"))
+        address, name, backend = (field_of(body, key, str) for key in ("master_address", "group_name", "backend"))
+        port, rank, world_size = (field_of(body, key, int) for key in ("master_port", "rank_offset", "world_size"))
         if backend not in ("gloo", "nccl") or (backend == "nccl" and self._device.type != "cuda"):
             raise BadRequestError(f"backend {backend!r} is not available here; use gloo, or nccl between GPUs")
         if not 0 < rank < world_size:
@@ -73,9 +73,7 @@ class WeightGroups:
         Raises:
             BadRequestError: no such group, or it failed; it is left then.
         """
-        group = self._groups.get(name)
-        if group is None:
-            raise BadRequestError(f"no group {name}; call init_weights_update_group first")
+        group = self._of(name)
 
         def fill(tensors: Sequence[torch.Tensor]) -> None:
             receive(tensors, group, self._collective_s, lambda: self._groups.get(name) is not group)
@@ -88,16 +86,12 @@ class WeightGroups:
 
     def device(self, name: str) -> torch.device:
         """Where the group's tensors must be. Raises BadRequestError."""
-        group = self._groups.get(name)
-        if group is None:
-            raise BadRequestError(f"no group {name}; call init_weights_update_group first")
-        return group.device
+        return self._of(name).device
 
     def leave(self, body: dict[str, Any]) -> str:
         """Leave a group, which ends what waits for it; returns its name. Raises BadRequestError."""
-        name = _field(body, "group_name", str)
-        if self._groups.get(name) is None:
-            raise BadRequestError(f"no group {name} to destroy")
+        name = field_of(body, "group_name", str)
+        self._of(name)
         self.drop(name)
         return name
 
@@ -106,6 +100,12 @@ class WeightGroups:
         group = self._groups.pop(name, None)
         if group is not None:
             _leave_in_background(group)
+
+    def _of(self, name: str) -> WeightGroup:
+        group = self._groups.get(name)
+        if group is None:
+            raise BadRequestError(f"no group {name}; call init_weights_update_group first")
+        return group
 
 
 def _leave_if_met(meeting: asyncio.Future[WeightGroup]) -> None:
@@ -117,10 +117,3 @@ def _leave_if_met(meeting: asyncio.Future[WeightGroup]) -> None:
 def _leave_in_background(group: WeightGroup) -> None:
     """Leaving waits for the operation under way, whose own time limit ends it."""
     threading.Thread(target=leave_group, args=(group,), name=f"leave-{group.name}", daemon=True).start()
-
-
-def _field(body: dict[str, Any], key: str, kind: type[Result]) -> Result:
-    value: Result | None = body.get(key)
-    if value is None or type(value) is not kind:
-        raise BadRequestError(f"{key} must be given, as {kind.__name__}")
-    return value

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import torch
@@ -50,13 +49,6 @@ class Draws:
     params: Sequence[DrawParams]
 
 
-class PassKind(StrEnum):
-    """Several tokens of each context, or one."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
     """One forward pass and what is wanted of it; nothing in it changes while it is computed.
@@ -79,9 +71,9 @@ class ForwardPass:
     draws: Draws | None
 
     @property
-    def kind(self) -> PassKind:
-        """Passes of one kind and size take similar times."""
-        return PassKind.PREFILL if self.ids_BT.shape[1] > 1 else PassKind.DECODE
+    def is_prefill(self) -> bool:
+        """Whether it takes several tokens of a context; passes that are alike in this, and in size, take alike long."""
+        return bool(self.ids_BT.shape[1] > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +114,7 @@ class PassRunner:
         self._model, self._rounds = model, rounds
         self._thread = OwnThread("engine-step")
         self._long_s = long_s
-        self._longest: dict[PassKind, tuple[float, int]] = {}
+        self._longest: dict[bool, tuple[float, int]] = {}
         self._num_needing = 0
         self._began: float | None = None
 
@@ -152,16 +144,16 @@ class PassRunner:
 
     def _is_short(self, wanted: ForwardPass) -> bool:
         """Whether the longest recent pass of its kind, scaled up to this one's size, is below the limit."""
-        if wanted.kind not in self._longest:
+        if wanted.is_prefill not in self._longest:
             return False
-        longest_s, num_ids = self._longest[wanted.kind]
+        longest_s, num_ids = self._longest[wanted.is_prefill]
         return longest_s * max(1.0, wanted.ids_BT.size / num_ids) < self._long_s
 
     def _compute(self, wanted: ForwardPass) -> Computed:
         started = time.perf_counter()
         computed = compute(self._model, wanted, self._rounds)
         took_s = time.perf_counter() - started
-        longest_s, num_ids = self._longest.get(wanted.kind, (0.0, 1))
+        longest_s, num_ids = self._longest.get(wanted.is_prefill, (0.0, 1))
         fades_s = 0.95 * longest_s
-        self._longest[wanted.kind] = (took_s, wanted.ids_BT.size) if took_s >= fades_s else (fades_s, num_ids)
+        self._longest[wanted.is_prefill] = (took_s, wanted.ids_BT.size) if took_s >= fades_s else (fades_s, num_ids)
         return computed

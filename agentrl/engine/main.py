@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -25,8 +25,12 @@ from agentrl.types.errors import ConfigError, EngineError
 _EXIT_S = 5.0
 
 
-def run_engine(options: EngineOptions, supervised: bool) -> NoReturn:
+def run_engine(
+    options: EngineOptions, supervised: bool, on_ready: Callable[[str], None] = lambda address: None
+) -> NoReturn:
     """Load the model and serve it, until a signal to stop comes unless it is `supervised`; ends the process.
+
+    `on_ready` is told the address as soon as requests are taken.
 
     Raises:
         ConfigError: the machine lacks the device, the model cannot be loaded, or its architecture is not one that the
@@ -37,7 +41,11 @@ def run_engine(options: EngineOptions, supervised: bool) -> NoReturn:
     torch.set_num_threads(options.threads)
     with bind(options.host, options.port) as listener:
         require(check_engine(options.model))
-        run_async(_serve(EngineServer(options), options.token, listener, () if supervised else STOP_SIGNALS))
+        server = EngineServer(options)
+        # From here on whoever connects waits for the answer instead of being refused.
+        listener.listen()
+        on_ready(f"http://{options.host}:{listener.getsockname()[1]}")
+        run_async(_serve(server, options.token, listener, () if supervised else STOP_SIGNALS))
 
 
 def _check_device(name: str) -> None:

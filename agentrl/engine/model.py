@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.engine.attention import SLOT_ATTENTION, KVStore, ShapeRecorder, SlotBatch
-from agentrl.engine.lora import LoraStack
+from agentrl.engine.attention import SLOT_ATTENTION, SlotBatch
+from agentrl.engine.lora import NO_ADAPTER, ServedAdapters
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.routing import RoutingRecorder, has_experts
-from agentrl.engine.slots import KVCache, KVShape
+from agentrl.engine.slots import KVCache
 from agentrl.models.head import LogitScaling, OutputHead
 from agentrl.models.support import decoder_layers, fixed_rotary_positions, read_config
 from agentrl.types.errors import ConfigError
@@ -33,12 +33,13 @@ class ServedModel:
         self.context_length = _context_length(config, options.context_length)
         self.vocab_size = self.network.get_output_embeddings().weight.shape[0]
         self.eos_token_ids = _eos_token_ids(self.network)
-        self.cache = _make_cache(self.network, options, dtype, self.context_length)
+        self.cache = KVCache(options.max_running_requests, options.device, self.context_length)
         self._scaling = LogitScaling.of(config)
-        self.lora = LoraStack(self.network)
+        self.lora = ServedAdapters(self.network)
         has_routing = has_experts(self.network)
         self.routing = RoutingRecorder(self.network, options.max_running_requests) if has_routing else None
         self._device = options.device
+        self._make_cache(options.max_running_requests)
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Let one slot begin with the first tokens of another."""
@@ -57,7 +58,7 @@ class ServedModel:
         row_ids = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         self.cache.reserve(length, 1 + int(row_ids.max()))
         row_tensor = torch.from_numpy(row_ids).to(self._device)
-        batch: KVStore = SlotBatch(
+        batch = SlotBatch(
             cache=self.cache,
             rows=rows if isinstance(rows, slice) else row_tensor,
             row_ids=row_tensor,
@@ -82,36 +83,28 @@ class ServedModel:
         """Logits over the vocabulary of hidden states [..., H], at least in float32."""
         return OutputHead.of(self.network, self._scaling).logits(hidden)
 
+    def _make_cache(self, num_slots: int) -> None:
+        """A pass over one token shows what each layer keeps of it.
 
-def _make_cache(network: PreTrainedModel, options: EngineOptions, dtype: torch.dtype, context_length: int) -> KVCache:
-    """Raises ConfigError if the process may not have so many addresses."""
-    layers = kv_shapes(network)
-    try:
-        return KVCache(layers, options.max_running_requests, dtype, options.device, context_length)
-    except OSError as error:
-        raise ConfigError(
-            f"no addresses for the KV of {options.max_running_requests} requests of {context_length} tokens: {error}; "
-            "raise the limit (ulimit -v), or lower context_length or max_running_requests"
-        ) from error
-
-
-@torch.no_grad()
-def kv_shapes(network: PreTrainedModel) -> list[KVShape]:
-    """What each layer keeps of a token, as a pass over one token shows it.
-
-    Raises:
-        ConfigError: a layer keeps nothing, since it mixes tokens by other means than attention.
-    """
-    recorder = ShapeRecorder()
-    token = torch.zeros(1, 1, dtype=torch.int64, device=network.device)
-    network.base_model(input_ids=token, position_ids=token, use_cache=False, slot_batch=recorder)
-    num_layers = len(decoder_layers(network))
-    if missing := sorted(set(range(num_layers)) - set(recorder.shapes)):
-        raise ConfigError(
-            f"{len(missing)} of {num_layers} layers of {type(network).__name__} ({network.config.model_type}), such as "
-            f"layer {missing[0]}, have no attention whose keys could be kept"
-        )
-    return [recorder.shapes[layer] for layer in range(num_layers)]
+        Raises:
+            ConfigError: a layer keeps nothing, since it mixes tokens by other means than attention, or the process may
+                not have so many addresses.
+        """
+        one = np.zeros(1, np.int64)
+        try:
+            self.forward(slice(0, 1), one[:, None], one, np.full(1, NO_ADAPTER))
+        except OSError as error:
+            raise ConfigError(
+                f"no addresses for the KV of {num_slots} requests of {self.context_length} tokens: {error}; "
+                "raise the limit (ulimit -v), or lower context_length or max_running_requests"
+            ) from error
+        num_layers = len(decoder_layers(self.network))
+        if missing := sorted(set(range(num_layers)) - self.cache.keys.keys()):
+            raise ConfigError(
+                f"{len(missing)} of {num_layers} layers of {type(self.network).__name__} "
+                f"({self.network.config.model_type}), such as layer {missing[0]}, have no attention whose keys could "
+                "be kept"
+            )
 
 
 def load_network(model: Path, dtype: torch.dtype, device: str) -> PreTrainedModel:

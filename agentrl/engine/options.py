@@ -6,7 +6,7 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.base import ConfigModel
 
@@ -48,7 +48,7 @@ class EngineOptions(ConfigModel):
     """TCP port to listen on."""
     host: str = "127.0.0.1"
     """Address to listen on; anything but loopback needs a token."""
-    token: str | None = None
+    token: Annotated[str | None, Field(min_length=1)] = None
     """Bearer token that control endpoints ask for."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Precision of weights and arithmetic."""
@@ -67,9 +67,19 @@ class EngineOptions(ConfigModel):
     deterministic: bool = False
     """Results independent of batching: float64 arithmetic, rounded log-probabilities."""
 
+    @field_validator("host")
+    @classmethod
+    def _is_address(cls, host: str) -> str:
+        _is_loopback(host)
+        return host
+
     @model_validator(mode="after")
     def _needs_token_off_loopback(self) -> EngineOptions:
-        is_loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        if not is_loopback and self.token is None:
+        if not _is_loopback(self.host) and self.token is None:
             raise ValueError(f"host {self.host} can be reached by others; give --token, or listen on 127.0.0.1")
         return self
+
+
+def _is_loopback(host: str) -> bool:
+    """Raises ValueError if it is no address."""
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback

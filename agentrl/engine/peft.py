@@ -10,9 +10,8 @@ from typing import Any
 
 import orjson
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 
+from agentrl.engine.files import Pace, read_file, read_tensors
 from agentrl.engine.request import BadRequestError
 
 _MATRIX_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
@@ -52,19 +51,10 @@ class LoraAdapter:
         return max(len(pair.a_RI) for pair in self.pairs.values())
 
 
-def read_adapter(folder: Path, max_rank: int) -> LoraAdapter:
-    """The adapter in a PEFT folder.
-
-    Raises:
-        BadRequestError: it cannot be read or is damaged, or as `parse_adapter`.
-    """
-    try:
-        config = orjson.loads((folder / "adapter_config.json").read_bytes())
-        # Not mapped: a file that somebody cuts off meanwhile would end the process.
-        tensors = load((folder / "adapter_model.safetensors").read_bytes())
-    except (OSError, ValueError, SafetensorError) as error:
-        raise BadRequestError(f"the adapter in {folder} cannot be read: {error}") from error
-    return parse_adapter(config, tensors, max_rank)
+def read_adapter(folder: Path, max_rank: int, pace: Pace) -> LoraAdapter:
+    """The adapter in a PEFT folder. Raises as `read_tensors` and `parse_adapter`."""
+    config = orjson.loads(read_file(folder / "adapter_config.json", pace))
+    return parse_adapter(config, read_tensors(folder / "adapter_model.safetensors", pace), max_rank)
 
 
 def parse_adapter(config: Any, tensors: Mapping[str, torch.Tensor], max_rank: int) -> LoraAdapter:

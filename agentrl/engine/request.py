@@ -7,9 +7,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+Value = TypeVar("Value")
 
 MAX_TOP_K = 4096
 _GREEDY_BELOW = 1e-6
@@ -29,6 +31,14 @@ class BadRequestError(Exception):
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
         self.fields = fields
+
+
+def field_of(body: dict[str, Any], key: str, kind: type[Value]) -> Value:
+    """What a call must give, of exactly this type. Raises BadRequestError."""
+    value: Value | None = body.get(key)
+    if type(value) is not kind or value == "":
+        raise BadRequestError(f"{key} must be given, as {kind.__name__}, got {value!r}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from agentrl.engine.forward import Computed, ForwardPass, PassRunner
 from agentrl.engine.model import ServedModel
 from agentrl.engine.request import BadRequestError, Request
 from agentrl.engine.slots import SlotTable
-from agentrl.engine.steps import StepPlanner, WeightLabels
+from agentrl.engine.steps import StepPlanner
 from agentrl.types.weights import PauseMode
 
 # A call takes several turns of the loop from its socket to its handler; with fewer, a pause waits for several steps.
@@ -35,7 +35,7 @@ class Scheduler:
     ) -> None:
         self.model = model
         self.slots = SlotTable(num_slots)
-        self._labels = WeightLabels(version)
+        self._labels = [version]
         self._planner = StepPlanner(model, self.slots, self._labels, prefill_tokens)
         self._passes = passes
         self._between = asyncio.Lock()
@@ -52,7 +52,7 @@ class Scheduler:
     @property
     def version(self) -> str:
         """Label of the weights that are served."""
-        return self._labels.newest
+        return self._labels[-1]
 
     @property
     def pause_mode(self) -> PauseMode | None:
@@ -142,7 +142,7 @@ class Scheduler:
     def relabel(self, version: str) -> None:
         """Rename the weights that are served; their KV stays theirs."""
         self._check_is_between_steps()
-        self._labels.rename(version)
+        self._labels[-1] = version
 
     @contextmanager
     def held_queue(self) -> Iterator[None]:
@@ -232,7 +232,7 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         context = np.asarray(request.prompt_ids + request.output_ids, np.int32)
-        taken = self.slots.acquire(context, self._labels.origin, request.adapter)
+        taken = self.slots.acquire(context, len(self._labels) - 1, request.adapter)
         if taken is None:
             return False
         slot, reusable, source = taken

@@ -19,6 +19,7 @@ from agentrl.engine.weights import WeightStore
 from agentrl.types.weights import PauseMode
 
 _TAGS = ("kv_cache", "weights")
+_PAUSE_MODES = [str(mode) for mode in PauseMode if mode.of_server is mode]
 
 
 class EngineServer:
@@ -111,10 +112,10 @@ class EngineServer:
         return b""
 
     async def _pause(self, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            mode = PauseMode(body.get("mode", PauseMode.ABORT))
-        except ValueError:
-            raise BadRequestError(f"mode must be one of {[str(m) for m in PauseMode]}") from None
+        asked = body.get("mode", PauseMode.ABORT)
+        if asked not in _PAUSE_MODES:
+            raise BadRequestError(f"mode must be one of {_PAUSE_MODES}")
+        mode = PauseMode(asked)
         async with self.scheduler.between_steps():
             interrupted = self.scheduler.pause(mode)
         return {"status": "ok", "message": "Generation paused successfully.", "num_paused_requests": interrupted}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,17 +14,8 @@ _LAZY_TOKENS = 8192
 _MAP_NORESERVE = 0x4000  # of Linux, named by Python 3.13; without it one piece may not exceed the machine's memory
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one layer keeps of a token: for each key head a key and a value, which may differ in size."""
-
-    num_heads: int
-    key_dim: int
-    value_dim: int
-
-
 class KVCache:
-    """Keys and values of all slots, layer by layer.
+    """Keys and values [slots, heads, columns, D] of each layer, which has them from its first pass on.
 
     Column `capacity - 1` is never part of a context: idle rows of a decode step may write there. What was never
     written is zero, since a masked column still takes part in a product, and on a CPU takes no memory. So a CPU has
@@ -36,30 +25,24 @@ class KVCache:
     Example: 64 slots of SmolLM2-135M (8192 positions) reserve 24 GB of addresses, and use what their contexts fill.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[KVShape],
-        num_slots: int,
-        dtype: torch.dtype,
-        device: str,
-        context_length: int = 0,
-    ) -> None:
-        """`context_length` is that of the longest context, in tokens; 0 if it is not known. Raises OSError."""
+    def __init__(self, num_slots: int, device: str, context_length: int = 0) -> None:
+        """`context_length` is that of the longest context, in tokens; 0 if it is not known."""
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        self._num_slots, self._device = num_slots, device
         longest = min(context_length, _LAZY_TOKENS) if device == "cpu" else 0
         # More than the longest: rows whose distance is a power of two would share the same few lines of a cache.
         self._first_columns = longest + _GROWTH_TOKENS
         self._num_written = 0
-
-        def zeros(num_heads: int, dim: int) -> torch.Tensor:
-            return lazy_zeros((num_slots, num_heads, self._first_columns, dim), dtype, device)
-
-        self.keys = [zeros(layer.num_heads, layer.key_dim) for layer in layers]
-        self.values = [zeros(layer.num_heads, layer.value_dim) for layer in layers]
-
-    @property
-    def capacity(self) -> int:
+        self.capacity = self._first_columns
         """Columns of each row."""
-        return self.keys[0].shape[2]
+
+    def layer(self, number: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values; heads, sizes and dtype are those of new ones, [B, heads, T, D]. Raises OSError."""
+        if number not in self.keys:
+            for tensors, new in ((self.keys, key), (self.values, value)):
+                tensors[number] = self._zeros(new.shape[1], new.shape[-1], new.dtype)
+        return self.keys[number], self.values[number]
 
     def reserve(self, num_tokens: int, num_rows: int = 0) -> None:
         """Make room for contexts of `num_tokens` and one more column, in the first `num_rows` rows or fewer."""
@@ -70,13 +53,15 @@ class KVCache:
         self._num_written = max(self._num_written, num_rows)
 
     def _grow(self, extra: int) -> None:
-        written, capacity = self._num_written, self.capacity
-        for columns in (self.keys, self.values):
-            for layer, tensor in enumerate(columns):
-                num_slots, num_heads, _, head_dim = tensor.shape
-                grown = lazy_zeros((num_slots, num_heads, capacity + extra, head_dim), tensor.dtype, str(tensor.device))
-                grown[:written, :, :capacity] = tensor[:written]
-                columns[layer] = grown
+        written, columns = self._num_written, self.capacity
+        self.capacity += extra
+        for tensors in (self.keys, self.values):
+            for number, tensor in tensors.items():
+                tensors[number] = self._zeros(tensor.shape[1], tensor.shape[3], tensor.dtype)
+                tensors[number][:written, :, :columns] = tensor[:written]
+
+    def _zeros(self, num_heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return lazy_zeros((self._num_slots, num_heads, self.capacity, size), dtype, self._device)
 
     @property
     def is_released(self) -> bool:
@@ -86,13 +71,13 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of all keys and values; on a CPU those that were never written take no memory."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(tensor.nbytes for tensors in (self.keys, self.values) for tensor in tensors.values())
 
     def release(self) -> None:
         """Free the memory of all rows."""
-        for columns in (self.keys, self.values):
-            columns[:] = [tensor[:, :, :0].clone() for tensor in columns]
-        self._num_written = 0
+        for tensors in (self.keys, self.values):
+            tensors.update({number: tensor[:, :, :0].clone() for number, tensor in tensors.items()})
+        self.capacity = self._num_written = 0
 
     def resume(self) -> None:
         """Have memory again, as much as at the start."""
@@ -100,8 +85,8 @@ class KVCache:
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first columns of one row to another."""
-        for columns in (self.keys, self.values):
-            for tensor in columns:
+        for tensors in (self.keys, self.values):
+            for tensor in tensors.values():
                 tensor[target, :, :num_tokens] = tensor[source, :, :num_tokens]
         self._num_written = max(self._num_written, target + 1)
 
@@ -125,11 +110,6 @@ class SlotTable:
         self._used_at = np.zeros(num_slots, np.int64)
         self._is_busy = np.zeros(num_slots, bool)
         self._clock = 0
-
-    @property
-    def num_busy(self) -> int:
-        """Slots that a running request owns."""
-        return int(self._is_busy.sum())
 
     @property
     def num_rows(self) -> int:
@@ -156,16 +136,12 @@ class SlotTable:
         reusable = int(common[best])
         self._is_busy[slot] = True
         self._touch(slot)
-        self.set_context(slot, ids, reusable)
+        self._reserve(len(ids))
+        self.tokens[slot, : len(ids)] = ids
+        self.lengths[slot] = reusable
         self.origin[slot] = origin
         self.adapter[slot] = adapter
         return slot, reusable, best
-
-    def set_context(self, slot: int, ids: np.ndarray, num_cached: int) -> None:
-        """Write down a slot's tokens, of which the first `num_cached` have their KV."""
-        self._reserve(len(ids))
-        self.tokens[slot, : len(ids)] = ids
-        self.lengths[slot] = num_cached
 
     def release(self, slot: int) -> None:
         """The slot's request is over; its tokens stay until another needs the slot."""

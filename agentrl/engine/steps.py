@@ -11,42 +11,14 @@ from agentrl.engine.sampler import Draw
 from agentrl.engine.slots import SlotTable
 
 
-class WeightLabels:
-    """Labels of the weights that were loaded, oldest first; an origin is a place among them."""
-
-    def __init__(self, first: str) -> None:
-        self._labels = [first]
-
-    @property
-    def newest(self) -> str:
-        """Label of the weights that are served."""
-        return self._labels[-1]
-
-    @property
-    def origin(self) -> int:
-        """Origin of KV that is made now."""
-        return len(self._labels) - 1
-
-    def of(self, origin: int) -> str:
-        """Label of the weights that made KV."""
-        return self._labels[origin]
-
-    def append(self, label: str) -> None:
-        """Other weights are served from now on."""
-        self._labels.append(label)
-
-    def rename(self, label: str) -> None:
-        """The weights that are served have another label."""
-        self._labels[-1] = label
-
-
 class StepPlanner:
     """Plans passes for the requests that own slots, applies their results, and ends requests that are done.
 
     Invariant: between a plan and its `commit` no request takes or leaves a slot.
     """
 
-    def __init__(self, model: ServedModel, slots: SlotTable, labels: WeightLabels, prefill_tokens: int) -> None:
+    def __init__(self, model: ServedModel, slots: SlotTable, labels: list[str], prefill_tokens: int) -> None:
+        """`labels` are those of all weights that were loaded; the last ones are served, and slots have places in it."""
         self.running: dict[int, Request] = {}
         self._model = model
         self._slots = slots
@@ -164,8 +136,8 @@ class StepPlanner:
         self._slots.append(slots, np.asarray(drawn.tokens, np.int32))
         for row, slot in enumerate(slots.tolist()):
             request = self.running[slot]
-            kv_label = self._labels.of(int(self._slots.origin[slot]))
-            request.append(drawn.tokens[row], drawn.logprobs[row], self._labels.newest, kv_label)
+            kv_label = self._labels[self._slots.origin[slot]]
+            request.append(drawn.tokens[row], drawn.logprobs[row], self._labels[-1], kv_label)
             kept = drawn.kept_ids[row]
             if request.wants_mask and kept is not None:
                 request.kept_ids.append(kept)

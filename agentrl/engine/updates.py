@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine.broadcasts import read_broadcast, read_broadcasts
+from agentrl.engine.broadcasts import read_broadcast
 from agentrl.engine.collective import WeightGroups
-from agentrl.engine.request import BadRequestError
+from agentrl.engine.files import Pace, read_in_time
+from agentrl.engine.request import BadRequestError, field_of
 from agentrl.engine.scheduler import Scheduler
-from agentrl.engine.unpickler import load_bucket, load_named_tensors
-from agentrl.engine.weights import StagedWeights, WeightStore
+from agentrl.engine.unpickler import load_bucket, load_named_tensors, payload_of
+from agentrl.engine.weights import StagedWeights, WeightStore, read_folder
 from agentrl.process.threads import run_in_thread
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -122,14 +123,14 @@ class UpdateRoutes:
         return {"status": "ok", "message": "Weight update ended."}
 
     async def _from_disk(self, body: dict[str, Any]) -> dict[str, Any]:
-        folder = _text(body, "model_path")
+        folder = field_of(body, "model_path", str)
         with self._scheduler.held_queue():
             prepared = self._prepared
-            stamp = await run_in_thread("stamp", lambda: _stamp_of(Path(folder)))
+            stamp = await _stamp(folder)
             if prepared is not None and prepared.is_of(_version(body), stamp):
                 staged = prepared.weights
             else:
-                staged = await run_in_thread("read-weights", lambda: self._store.stage_folder(Path(folder)))
+                staged = await self._stage_folder(folder)
             return await self._serve(staged, _version(body), body.get("flush_cache", True))
 
     async def _from_tensor(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class UpdateRoutes:
 
     async def _from_distributed(self, body: dict[str, Any]) -> dict[str, Any]:
         session = self._open_session("update_weights_from_distributed")
-        return await self._add(session, body, lambda: self._receive(body, read_broadcast))
+        return await self._add(session, body, lambda: self._receive(body))
 
     async def _join(self, body: dict[str, Any]) -> dict[str, Any]:
         name = await self._groups.join(body)
@@ -149,13 +150,13 @@ class UpdateRoutes:
         return {"success": True, "message": f"Group {self._groups.leave(body)} destroyed."}
 
     async def _stage(self, body: dict[str, Any]) -> dict[str, Any]:
-        version, stamp = _text(body, "weight_version"), None
+        version, stamp = field_of(body, "weight_version", str), None
         if "model_path" in body:
-            folder = Path(_text(body, "model_path"))
-            stamp = await run_in_thread("stamp", lambda: _stamp_of(folder))
-            staged = await run_in_thread("stage", lambda: self._store.stage_folder(folder).with_digests())
+            folder = field_of(body, "model_path", str)
+            stamp, staged = await _stamp(folder), await self._stage_folder(folder)
+            staged = await run_in_thread("digest", staged.with_digests)
         elif "group_name" in body:
-            staged = await self._receive(body, read_broadcasts)
+            staged = await self._receive(body)
         else:
             read = _tensor_reader(body)
             staged = await run_in_thread("stage", lambda: self._store.stage(read()).with_digests())
@@ -166,7 +167,7 @@ class UpdateRoutes:
         return {"success": True, "message": f"Weights of version {version} staged.", "num_bytes": staged.num_bytes}
 
     async def _swap(self, body: dict[str, Any]) -> dict[str, Any]:
-        version = _text(body, "weight_version")
+        version = field_of(body, "weight_version", str)
         self._staged_as(version)
         if not body.get("in_place"):
             async with self._scheduler.still():
@@ -181,9 +182,7 @@ class UpdateRoutes:
         return self._prepared.weights
 
     async def _relabel(self, body: dict[str, Any]) -> dict[str, Any]:
-        version = body.get("new_version")
-        if not isinstance(version, str):
-            raise BadRequestError("update_weight_version needs new_version, a string")
+        version = field_of(body, "new_version", str)
         async with self._scheduler.between_steps():
             if body.get("abort_all_requests", True):
                 self._scheduler.abort(None)
@@ -195,10 +194,14 @@ class UpdateRoutes:
             raise BadRequestError("weights_checker serves the action 'checksum' only")
         return {"success": True, "checksums": self._store.checksums(), "weight_version": self._scheduler.version}
 
-    async def _receive(self, body: dict[str, Any], read: Callable[..., Awaitable[StagedWeights]]) -> StagedWeights:
-        """Waits as `read` does. Until it has the bytes the sender and all other engines wait for this one's answers."""
+    async def _stage_folder(self, folder: str) -> StagedWeights:
+        tensors = await read_in_time(f"weights in {folder}", lambda pace: read_folder(Path(folder), pace))
+        return await run_in_thread("stage", lambda: self._store.adopt_whole(tensors, folder))
+
+    async def _receive(self, body: dict[str, Any]) -> StagedWeights:
+        """Waits as a broadcast does. Until it has come the sender and all engines wait for this one's answers."""
         with self._scheduler.loop_needed():
-            return await read(body, self._groups, self._store)
+            return await read_broadcast(body, self._groups, self._store)
 
     def _open_session(self, call: str) -> _Session:
         if self._session is None:
@@ -255,14 +258,12 @@ class UpdateRoutes:
 
 
 def _tensor_reader(body: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    payloads = body.get("serialized_named_tensors")
-    if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], str):
-        raise BadRequestError("serialized_named_tensors must be a list of one base64 string")
+    payload = payload_of(body)
     layout = body.get("load_format")
     if layout not in (None, "direct", "flattened_bucket"):
         raise BadRequestError(f"load_format {layout!r} is not served; use null or 'flattened_bucket'")
     load = load_bucket if layout == "flattened_bucket" else load_named_tensors
-    return lambda: load(payloads[0])
+    return lambda: load(payload)
 
 
 def _version(body: dict[str, Any]) -> str | None:
@@ -270,15 +271,13 @@ def _version(body: dict[str, Any]) -> str | None:
     return None if version is None else str(version)
 
 
-def _text(body: dict[str, Any], key: str) -> str:
-    value = body.get(key)
-    if not isinstance(value, str):
-        raise BadRequestError(f"{key} must be given, a string")
-    return value
+async def _stamp(folder: str) -> _Stamp:
+    """What tells a folder's weights from others that are put there later. Raises BadRequestError."""
 
+    def look(pace: Pace) -> _Stamp:
+        path = Path(folder)
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+        stats = [(file.name, file.stat()) for file in files]
+        return folder, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
-def _stamp_of(folder: Path) -> _Stamp:
-    """What tells a folder's weights from others that are put there later."""
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    stats = [(file.name, file.stat()) for file in files]
-    return str(folder), tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    return await read_in_time(f"weights in {folder}", look)

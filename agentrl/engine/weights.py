@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from agentrl.engine.files import Pace, read_tensors
 from agentrl.engine.request import BadRequestError
 from agentrl.inference.checksum import tensor_checksum
+from agentrl.weights.buckets import weight_files
 from agentrl.weights.experts import ExpertNames, split_experts
-
-_Maker = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +79,17 @@ class WeightStore:
         """Tensors that were released and not brought back yet."""
         return self._missing
 
-    def stage_folder(self, folder: Path) -> StagedWeights:
-        """Read all weights from a folder of safetensors. Raises BadRequestError."""
-        tensors = read_folder(folder)
+    def adopt_whole(self, tensors: Mapping[str, torch.Tensor], source: str) -> StagedWeights:
+        """Check all weights, from a folder for instance, as `adopt` does. Raises BadRequestError if one is missing."""
         given = {self._aliases.get(name, name) for name in tensors}
         missing = [name for name in self._shapes if name not in self._aliases and name not in given]
         if missing:
-            raise BadRequestError(f"{folder} lacks {len(missing)} tensors, such as {missing[0]}")
-        return self.stage(tensors)
+            raise BadRequestError(f"{source} lacks {len(missing)} tensors, such as {missing[0]}")
+        return self.adopt(tensors)
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> StagedWeights:
         """Check and copy some weights. Raises BadRequestError."""
-        return self._take(tensors, _copied)
+        return self._take(tensors, copy=True)
 
     def adopt(self, tensors: Mapping[str, torch.Tensor]) -> StagedWeights:
         """Check some weights whose memory nobody else will write; copies what has another dtype or device.
@@ -101,13 +97,16 @@ class WeightStore:
         Raises:
             BadRequestError: the model has no such tensors.
         """
-        return self._take(tensors, _converted)
+        return self._take(tensors, copy=False)
 
-    def _take(self, tensors: Mapping[str, torch.Tensor], into_ours: _Maker) -> StagedWeights:
+    def _take(self, tensors: Mapping[str, torch.Tensor], copy: bool) -> StagedWeights:
         self.check({name: tensor.shape for name, tensor in tensors.items()})
         ours: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            ours[self._aliases.get(name, name)] = into_ours(tensor, self._served[self._owners[name]])
+            like = self._served[self._owners[name]]
+            ours[self._aliases.get(name, name)] = tensor.to(
+                like.device, like.dtype, copy=copy, memory_format=torch.contiguous_format
+            )
         if self.device.type == "cuda":
             # A copy is only under way when its call returns, and the memory that it reads may go to others then.
             torch.cuda.synchronize(self.device)
@@ -167,25 +166,9 @@ class WeightStore:
         return fresh
 
 
-def _copied(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=like.dtype, device=like.device).copy_(tensor)
-
-
-def _converted(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return tensor.to(like.device, like.dtype)
-
-
-def read_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder's safetensors files. Raises BadRequestError."""
-    index = folder / "model.safetensors.index.json"
-    try:
-        if index.is_file():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        else:
-            names = ["model.safetensors"]
-        tensors: dict[str, torch.Tensor] = {}
-        for name in names:
-            tensors.update(load_file(folder / name))
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise BadRequestError(f"weights in {folder} cannot be read: {error}") from error
+def read_folder(folder: Path, pace: Pace) -> dict[str, torch.Tensor]:
+    """All tensors of a folder's safetensors files. Raises as `read_tensors`, and StorageError."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weight_files(folder):
+        tensors.update(read_tensors(file, pace))
     return tensors

@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from agentrl import registry
 from agentrl.config.base import ConfigModel, parse_config
 from agentrl.envs.epochs import place_in_list
 from agentrl.protocols import AttachableEnvironment, Environment, SnapshotEnvironment
-from agentrl.types.environment import Origin, Recovery
+from agentrl.types.environment import EnvironmentDescription, Origin, Placement, Recovery
 from agentrl.types.errors import Boundary, ConfigError, boundary
 from agentrl.types.message import Message
 from agentrl.types.task import Split, Task
 
 Options = TypeVar("Options", bound=ConfigModel)
-Placement = Literal["inline", "process"]
 
 
 class NoOptions(ConfigModel):
@@ -41,9 +41,9 @@ class EnvironmentDefinition(Generic[Options]):
     """One kind of environment, with options of one class.
 
     `sample_task(options, split, ordinal, seed)` must give the same task for the same arguments.
-    `placement` says where instances run unless the recipe says otherwise: ``process`` (the default)
-    holds for anything that might block, hang or crash; ``inline`` is for environments whose every call
-    is bounded and short, since an inline call that blocks holds the whole worker.
+    `placement` says where a recipe may have instances run: ``process`` (the default) holds for anything
+    that might block, hang or crash; ``inline`` is for environments whose every call is bounded and short,
+    since an inline call that blocks holds the whole worker.
 
     Example: see ``environments/sql/__init__.py``.
     """
@@ -55,9 +55,13 @@ class EnvironmentDefinition(Generic[Options]):
     # Holds for a definition whose functions take NoOptions, or any options: a default cannot say that.
     options: type[Options] = NoOptions  # type: ignore[assignment]
     experts: Mapping[str, Expert[Options]] = field(default_factory=dict)
+    agents: tuple[str, ...] = ()
+    """Names of the agents that act in it, where it knows several."""
     words: tuple[str, ...] = ()
     """Words that a tokenizer made for this environment keeps whole."""
     placement: Placement = "process"
+    interpreter: Path | None = None
+    """Python that instances run in, by processes, unless the recipe names another; without one, the run's own."""
     is_deterministic: bool = False
     """The same actions in a fresh instance give the same results, so that an episode whose worker died can be
     played again up to where it was."""
@@ -80,14 +84,25 @@ class EnvironmentDefinition(Generic[Options]):
         has_handles = self.reattach is not None or self.reattach_fenced is not None
         return Recovery(has_handles, self.restore is not None, self.is_deterministic, self.external_tools)
 
+    def describe(self, options: Options) -> EnvironmentDescription:
+        """What a run needs to know. Raises ConfigError if there are no training tasks."""
+        size = None if self.num_tasks is None else self.num_tasks(options)
+        if size is not None and size < 1:
+            raise ConfigError(f"environment '{self.name}' has {size} training tasks; its options may leave out all")
+        python = None if self.interpreter is None else str(self.interpreter.absolute())
+        return EnvironmentDescription(self.name, self.recovery, size, self.placement, python)
+
     def sampler(self, options: Options, split: Split, seed: int) -> Callable[[int], Task]:
         """Gives the tasks of a split in a run's order, counted from 0. Raises ConfigError if there are none."""
-        if split is not Split.TRAIN or self.num_tasks is None:
+        size = self.describe(options).num_tasks if split is Split.TRAIN else None
+        if size is None:
             return lambda number: self.sample_task(options, split, number, seed)
-        size = self.num_tasks(options)
-        if size < 1:
-            raise ConfigError(f"environment '{self.name}' has {size} training tasks; its options may leave out all")
         return lambda number: self.sample_task(options, split, place_in_list(number, size, seed), seed)
+
+    def sample(self, options: Options, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
+        """Tasks of a split in a run's order, counted from 0. Raises ConfigError if there are none."""
+        sampler = self.sampler(options, split, seed)
+        return [sampler(ordinal) for ordinal in ordinals]
 
     def make(self, options: Options, task: Task, origin: Origin | None) -> Environment:
         """An instance, fresh or from where another one was. Raises EpisodeError if that is gone."""
@@ -119,7 +134,7 @@ class EnvironmentDefinition(Generic[Options]):
 
 
 def load_environment(name: str) -> EnvironmentDefinition[ConfigModel]:
-    """The registered environment, or one named as ``module:attribute``. Raises ConfigError."""
+    """Import the registered environment, or one named as ``module:attribute``. Raises ConfigError."""
     definition = registry.load_plugin(registry.ENVIRONMENTS, name)
     if not isinstance(definition, EnvironmentDefinition):
         raise ConfigError(f"environment '{name}' is a {type(definition).__name__}, not an EnvironmentDefinition")

@@ -1,20 +1,83 @@
-"""Chooses where the environments of a run live."""
+"""Chooses where the environments of a run live, and has them say what the run must know of them.
+
+A run imports no environment: the first worker of each, in the Python that is its own, gives a description. The one
+exception is the recipe's choice: ``placement = "inline"`` imports it here, in the process that plays its episodes.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
 from agentrl.envs.process import ProcessHost
+from agentrl.envs.starting import START_S, WorkerCommand, describe_environment
 from agentrl.protocols import EnvironmentHost
+from agentrl.types.environment import EnvironmentDescription
+from agentrl.types.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
-def build_host(config: EnvironmentConfig, call_s: float, logs: Path) -> EnvironmentHost:
-    """A host for the configured environment. Raises ConfigError if it or its options are unknown."""
+async def build_host(
+    config: EnvironmentConfig, call_s: float, logs: Path, label: str = "environment", start_s: float = START_S
+) -> EnvironmentHost:
+    """A host for the configured environment, which its first worker describes.
+
+    Waits for: the description. Unblocked by: it, or `start_s` for the import and as much for the description.
+
+    Raises:
+        ConfigError: the environment or its options are unknown, or its interpreter cannot load it.
+    """
+    if config.placement == "inline":
+        return _build_inline(config, call_s)
+    command = _command(config, logs, label, start_s)
+    description, worker = await describe_environment(command)
+    own = _by_its_own_python(command, config, description)
+    if own != command:
+        worker.kill()
+        description, worker = await describe_environment(own)
+    return ProcessHost(own, description, call_s, worker)
+
+
+def build_described_host(
+    config: EnvironmentConfig, known: EnvironmentDescription, call_s: float, logs: Path, label: str = "environment"
+) -> EnvironmentHost:
+    """A host for an environment whose description is known: no worker is asked for it. Raises ConfigError."""
+    if config.placement == "inline":
+        return _build_inline(config, call_s)
+    command = _command(config, logs, label, START_S)
+    return ProcessHost(_by_its_own_python(command, config, known), known, call_s)
+
+
+def _command(config: EnvironmentConfig, logs: Path, label: str, start_s: float) -> WorkerCommand:
+    python = Path(sys.executable) if config.interpreter is None else config.interpreter.absolute()
+    return WorkerCommand(config.name, config.options, logs, python, label, start_s)
+
+
+def _by_its_own_python(
+    command: WorkerCommand, config: EnvironmentConfig, description: EnvironmentDescription
+) -> WorkerCommand:
+    """The command by the Python that the environment's definition names, unless the recipe names one."""
+    if config.interpreter is not None or description.interpreter is None:
+        return command
+    return replace(command, python=Path(description.interpreter))
+
+
+def _build_inline(config: EnvironmentConfig, call_s: float) -> InlineHost:
     definition = load_environment(config.name)
-    placement = definition.placement if config.placement == "default" else config.placement
-    if placement == "inline":
-        return InlineHost(definition, definition.parse_options(config.options), call_s)
-    return ProcessHost(definition, config.name, config.options, call_s, logs)
+    if definition.interpreter is not None:
+        raise ConfigError(
+            f"environment.placement is inline, but '{config.name}' is to run in {definition.interpreter}; leave it out"
+        )
+    if definition.placement != "inline":
+        _log.warning(
+            "environment '%s' is placed inline, and nothing says that its calls are short: one that blocks holds up "
+            "all episodes of this process",
+            config.name,
+        )
+    return InlineHost(definition, definition.parse_options(config.options), call_s)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 from agentrl.envs.abilities import WholeEnvironment
 from agentrl.envs.definition import EnvironmentDefinition, Options
+from agentrl.process.threads import run_in_thread
 from agentrl.protocols import DurableEnvironment, Environment
 from agentrl.types.environment import Origin
 from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
-from agentrl.types.task import Task
+from agentrl.types.task import Split, Task
 
 _log = logging.getLogger(__name__)
 
@@ -21,15 +22,24 @@ class InlineHost:
     """Makes environments on the caller's event loop."""
 
     def __init__(self, definition: EnvironmentDefinition[Options], options: Options, close_s: float) -> None:
-        self._make = partial(definition.make, options)
+        self._definition, self._options = definition, options
         self._close_s = close_s
-        self.recovery = definition.recovery
+        self.description = definition.describe(options)
+        self._sampling = asyncio.Lock()
+
+    async def sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
+        """Tasks of a split in a run's order, made by a thread: episodes go on meanwhile."""
+        async with self._sampling:
+            return await run_in_thread(
+                f"sample-{self._definition.name}",
+                lambda: self._definition.sample(self._options, split, seed, ordinals),
+            )
 
     @asynccontextmanager
     async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[DurableEnvironment]:
         """An environment for one episode. Raises EpisodeError if it cannot be made."""
         with boundary(Boundary.ENVIRONMENT, "create"):
-            environment = self._make(task, origin)
+            environment = self._definition.make(self._options, task, origin)
         try:
             yield WholeEnvironment(environment)
         finally:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from agentrl.envs.definition import EnvironmentDefinition, Options
+from agentrl.envs.starting import WorkerCommand, start_worker
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
-from agentrl.types.environment import Opening, Origin, Score, StepResult
-from agentrl.types.errors import Boundary, EpisodeError, Failure
+from agentrl.types.environment import EnvironmentDescription, Opening, Origin, Score, StepResult
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError, Failure
 from agentrl.types.message import Message
-from agentrl.types.task import Task
+from agentrl.types.task import Split, Task
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
-_START_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +35,11 @@ class RemoteEnvironment:
     def __init__(self, worker: ChildProcess, call_s: float) -> None:
         self._worker, self._call_s = worker, call_s
         self.is_spoiled = False
+
+    async def sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
+        """Tasks of the environment, which need no instance."""
+        limit_s = self._call_s * len(ordinals)
+        return await self._call("sample", split, seed, list(ordinals), result=list[Task], limit_s=limit_s)
 
     async def create(self, task: Task, origin: Origin | None) -> None:
         """Make the environment."""
@@ -74,19 +77,21 @@ class RemoteEnvironment:
         """Free the environment."""
         await self._call("close", result=type(None))
 
-    async def _call(self, method: str, *arguments: object, result: TypeForm[T]) -> T:
+    async def _call(self, method: str, *arguments: object, result: TypeForm[T], limit_s: float | None = None) -> T:
+        limit_s = limit_s or self._call_s
         was_spoiled, self.is_spoiled = self.is_spoiled, True
         try:
-            value = await self._worker.call(method, *arguments, result=result, deadline_s=self._call_s)
+            value = await self._worker.call(method, *arguments, result=result, deadline_s=limit_s)
         except RemoteCallError as error:
             self.is_spoiled = was_spoiled
-            failure = error.failure or Failure(Boundary.ENVIRONMENT, method, f"{error.error}: {error.message}")
-            raise EpisodeError(failure.boundary, failure.kind, failure.message) from error
+            message = f"{error.error}: {error.message}{error.place}"
+            failure = error.failure or Failure(Boundary.ENVIRONMENT, method, message, error.trace)
+            raise EpisodeError(failure.boundary, failure.kind, failure.message, failure.trace) from error
         except ProcessDiedError as error:
             raise EpisodeError(Boundary.ENVIRONMENT, "crashed", str(error)) from error
         except TimeoutError:
             raise EpisodeError(
-                Boundary.TIMEOUT, f"environment.{method}", f"not done within {self._call_s:g} s; worker killed"
+                Boundary.TIMEOUT, f"environment.{method}", f"not done within {limit_s:g} s; worker killed"
             ) from None
         except msgspec.ValidationError as error:
             raise EpisodeError(Boundary.ENVIRONMENT, "answer", f"{method}() returned {error}") from error
@@ -103,19 +108,36 @@ class ProcessHost:
 
     def __init__(
         self,
-        definition: EnvironmentDefinition[Options],
-        name: str,
-        options: Mapping[str, Any],
+        command: WorkerCommand,
+        description: EnvironmentDescription,
         call_s: float,
-        logs: Path,
+        first: ChildProcess | None = None,
     ) -> None:
-        definition.parse_options(options)
-        self.recovery = definition.recovery
-        self._argv = ["-m", "agentrl.envs.worker", name, msgspec.json.encode(dict(options)).decode()]
-        self._call_s, self._logs = call_s, logs
-        self._idle: list[ChildProcess] = []
-        self._all: set[ChildProcess] = set()
-        self._numbers = itertools.count()
+        self.description = description
+        self._command, self._call_s = command, call_s
+        self._idle = [] if first is None else [first]
+        self._all = set(self._idle)
+        self._numbers = itertools.count(len(self._idle))
+        self._sampling = asyncio.Lock()
+
+    async def sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
+        """Tasks of a split in a run's order, made by a worker, and if that dies by another one. Raises EpisodeError."""
+        async with self._sampling:
+            try:
+                return await self._sample(split, seed, ordinals)
+            except EpisodeError as error:
+                if error.failure.kind != "crashed":
+                    raise
+                _log.warning("tasks are sampled once more: %s", error)
+                return await self._sample(split, seed, ordinals)
+
+    async def _sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
+        worker = self._pop_idle() or await self._start_worker()
+        environment = RemoteEnvironment(worker, self._call_s)
+        try:
+            return await environment.sample(split, seed, ordinals)
+        finally:
+            await self._put_back(worker, environment)
 
     @asynccontextmanager
     async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[RemoteEnvironment]:
@@ -145,25 +167,11 @@ class ProcessHost:
         return None
 
     async def _start_worker(self) -> ChildProcess:
-        number = next(self._numbers)
         try:
-            worker = await ChildProcess.start(
-                f"environment-{number}", self._argv, self._logs / f"environment-{number}.log"
-            )
-        except OSError as error:
-            raise EpisodeError(
-                Boundary.ENVIRONMENT, "worker", f"no worker process could be started: {error}"
-            ) from error
+            worker = await start_worker(self._command, next(self._numbers))
+        except ConfigError as error:
+            raise EpisodeError(Boundary.ENVIRONMENT, "worker", str(error)) from error
         self._all.add(worker)
-        try:
-            await worker.call("wake", result=type(None), deadline_s=_START_S)
-        except (ProcessDiedError, RemoteCallError, TimeoutError) as error:
-            self._discard(worker)
-            message = f"worker {number} did not start within {_START_S:g} s: {error}"
-            raise EpisodeError(Boundary.ENVIRONMENT, "worker", message) from error
-        except asyncio.CancelledError:
-            self._discard(worker)
-            raise
         return worker
 
     async def _put_back(self, worker: ChildProcess, environment: RemoteEnvironment) -> None:

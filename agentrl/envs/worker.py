@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Awaitable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
 
+import agentrl
+from agentrl.config.base import ConfigModel
 from agentrl.envs.abilities import attachable, snapshotting
-from agentrl.envs.definition import load_environment
+from agentrl.envs.definition import EnvironmentDefinition, load_environment
 from agentrl.process.parent import die_with_parent, ignore_stop_signals
 from agentrl.process.server import serve
 from agentrl.protocols import Environment
-from agentrl.types.environment import Opening, Origin, Score, StepResult, check_opening, check_score, check_step
+from agentrl.types.environment import (
+    EnvironmentDescription,
+    Opening,
+    Origin,
+    Score,
+    StepResult,
+    check_opening,
+    check_score,
+    check_step,
+)
 from agentrl.types.message import Message
-from agentrl.types.task import Task
+from agentrl.types.task import Split, Task
 
 T = TypeVar("T")
 
@@ -25,16 +38,30 @@ class EnvironmentWorker:
     """Holds the environment of the current episode. Synchronous methods are as good as coroutines here."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
-        self._definition = load_environment(name)
-        self._options = self._definition.parse_options(options)
+        self._name, self._values = name, options
+        self._definition: EnvironmentDefinition[ConfigModel]
         self._environment: Environment | None = None
+
+    def wake(self) -> str:
+        """Import the environment, before any other call; returns the version of agentrl here."""
+        try:
+            self._definition = load_environment(self._name)
+        except Exception:
+            traceback.print_exc(limit=-3)  # for the log, whose end the run's process shows
+            raise
+        return agentrl.__version__
+
+    def describe(self) -> EnvironmentDescription:
+        """What a run needs to know of the environment."""
+        return self._definition.describe(self._options)
+
+    def sample(self, split: Split, seed: int, ordinals: list[int]) -> list[Task]:
+        """Tasks of a split in a run's order."""
+        return self._definition.sample(self._options, split, seed, ordinals)
 
     def create(self, task: Task, origin: Origin | None) -> None:
         """Make the environment of an episode."""
         self._environment = self._definition.make(self._options, task, origin)
-
-    def wake(self) -> None:
-        """Answer, now that everything is imported."""
 
     async def start(self) -> Opening:
         """The environment's opening."""
@@ -69,6 +96,10 @@ class EnvironmentWorker:
         environment, self._environment = self._environment, None
         if environment is not None:
             await _end(environment.close())
+
+    @cached_property
+    def _options(self) -> ConfigModel:
+        return self._definition.parse_options(self._values)
 
     def _present(self) -> Environment:
         if self._environment is None:

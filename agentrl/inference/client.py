@@ -22,7 +22,14 @@ from agentrl.inference.identity import mismatch
 from agentrl.inference.labels import Labels
 from agentrl.inference.transport import NoAnswerError, decoded, error_text
 from agentrl.inference.weights import WeightCalls
-from agentrl.inference.wire import generation_body, parse_checksums, parse_generation, parse_scores, score_body
+from agentrl.inference.wire import (
+    generation_body,
+    parse_checksums,
+    parse_generation,
+    parse_num_requests,
+    parse_scores,
+    score_body,
+)
 from agentrl.types.batch import Receipt
 from agentrl.types.errors import Boundary, EngineError, EngineRefusedError, EngineRestartedError, EpisodeError
 from agentrl.types.generation import Generation, GenerationRequest
@@ -59,6 +66,7 @@ class EngineClient:
         self._shelf = AdapterShelf()
         self._listed: dict[str, Any] | None = None
         self._unloading: set[asyncio.Task[None]] = set()
+        self._may_be_paused = False
         self._http = EngineHttp(name, url, config, token)
         self._weights = WeightCalls(self._http, self.labels, config, pause_mode)
 
@@ -66,6 +74,11 @@ class EngineClient:
     def repeated_calls(self) -> Counter[str]:
         """Control calls that were sent again, by path."""
         return self._http.repeated
+
+    @property
+    def may_be_paused(self) -> bool:
+        """Whether a pause of this client's was sent, and no resume was answered since."""
+        return self._may_be_paused
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Continue a prompt.
@@ -101,16 +114,36 @@ class EngineClient:
         """Stop generating in the configured mode; returns how many requests that interrupted."""
         if self.labels.mark is not None:
             await self.ping()  # of another run no request is to be interrupted
-        answer = await self._http.repeat("/pause_generation", {"mode": self._pause_mode.value}, self._config.control_s)
+        body = {"mode": self._pause_mode.of_server.value}
+        self._may_be_paused = True
+        answer = await self._http.repeat("/pause_generation", body, self._config.control_s)
         return int(answer.get("num_paused_requests", 0))
+
+    async def count_requests(self) -> int | None:
+        """Requests that the engine runs or queues, of whomever; None if it does not say. Raises EngineError."""
+        if (number := parse_num_requests(await self.model_info())) is not None:
+            return number
+        try:
+            return parse_num_requests(await self.read("/v1/loads"))
+        except EngineRefusedError:
+            return None
 
     async def resume(self) -> None:
         """Generate again. Raises EngineError."""
         await self._http.repeat("/continue_generation", {}, self._config.control_s)
+        self._may_be_paused = False
 
     async def abort_all(self) -> None:
         """Give back everything in flight, queued or paused. Raises EngineError."""
         await self._http.repeat("/abort_request", {"abort_all": True}, self._config.control_s)
+
+    async def flush(self) -> bool:
+        """Forget the KV of requests that have ended; False if the server does not, since others are under way."""
+        try:
+            response = await self._http.post("/flush_cache", b"{}", self._config.control_s)
+        except (NoAnswerError, TimeoutError):
+            return False
+        return response.status == HTTPStatus.OK  # SGLang answers in plain text
 
     async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
         """Take new weights as far as the server can while it generates. Raises EngineError."""
@@ -190,6 +223,17 @@ class EngineClient:
             raise self._lacks(adapter)
         return version
 
+    async def is_well(self, limit_s: float) -> bool:
+        """Whether it says within `limit_s` that it is; SGLang does not while it is paused, since it generates for that.
+
+        Other than `probe` this does not ask what it serves.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                return (await self._http.get("/health")).status == HTTPStatus.OK
+        except (EngineError, TimeoutError):
+            return False
+
     async def rename(self, version: PolicyVersion) -> None:
         """Call the weights that are served another version; no request is interrupted. Raises EngineError."""
         if self.labels.mark is not None:
@@ -234,7 +278,8 @@ class EngineClient:
 
     async def _generate(self, request: GenerationRequest, adapter: Adapter | None) -> Generation:
         keeps_kv = not self._pause_mode.flushes_cache
-        cache_name = self.labels.write(request.expects) if keeps_kv and request.expects else None
+        # In every pause mode: a server does not flush while requests are under way, such as a test of its own health.
+        cache_name = self._cache_name(request.expects) if request.expects else None
         body = generation_body(request, cache_name, adapter.name if adapter else None)
         content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
@@ -259,6 +304,10 @@ class EngineClient:
             return parse_generation(answer, request, keeps_kv, self.labels.read)
         except EngineRestartedError as error:
             raise EpisodeError(Boundary.ENGINE, "unreachable", str(error)) from error
+
+    def _cache_name(self, version: PolicyVersion) -> str:
+        """What no request of another run, policy, epoch or version calls its part of the cache."""
+        return f"{self.labels.write(version)} {self.name}"
 
     async def _score_again(self, token_ids: Sequence[int], adapter: Adapter | None) -> list[float]:
         """Up to three tries within one deadline. Raises EngineError."""

@@ -8,14 +8,16 @@ States and who moves them::
                            STALE --receipt--> HEALTHY       DEAD --restarted--> STALE
 
 Only a receipt makes an engine HEALTHY: the publisher gives it, nobody else. An engine that is paused for
-its weights stays HEALTHY; requests sent to it wait inside.
+its weights stays HEALTHY; requests sent to it wait inside. One that is to finish first is held: it stays HEALTHY, and
+no request is sent to it until it has its weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -44,7 +46,8 @@ class Member:
     swap and its receipt; a reply that holds it waits for `proof`. `unreachable` is done when replies can no
     longer come. `update_lock` is held by whoever changes the engine's weights; `phase` is what the publisher does
     there, or failed at, until a receipt has come. `proofs` counts receipts: an engine that gave one since a request
-    failed there is as good as another engine.
+    failed there is as good as another engine. While `is_held` no request is sent to it; `num_requests` are those of
+    this fleet that are with it.
     """
 
     engine: Engine
@@ -56,6 +59,9 @@ class Member:
     update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     phase: str = ""
     proofs: int = 0
+    is_held: bool = False
+    num_requests: int = 0
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _unreachable: asyncio.Future[None] | None = None
 
     @property
@@ -79,6 +85,23 @@ class Member:
         """Versions that tokens may name of a request sent while `since` was the newest proven one."""
         first = self.served.index(since) if since in self.served else 0
         return set(self.served[first:])
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """A request is with the engine inside."""
+        self.num_requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+            if not self.num_requests:
+                self._idle.set()
+
+    async def wait_until_idle(self) -> None:
+        """Waits for: the end of all requests with the engine. Unblocked by: it; callers set the deadline."""
+        while self.num_requests:
+            await self._idle.wait()
 
     def fail_pending(self) -> None:
         """Tell everybody who waits for a reply that none will come."""
@@ -116,6 +139,15 @@ class Fleet:
     def healthy(self) -> list[str]:
         """Names of the engines that serve."""
         return [name for name, member in self.members.items() if member.state is EngineState.HEALTHY]
+
+    @property
+    def open(self) -> list[str]:
+        """Names of the engines that serve and take new requests."""
+        return [name for name in self.healthy if not self.members[name].is_held]
+
+    def is_held(self, name: str) -> bool:
+        """Whether an engine serves, but takes no new requests for now."""
+        return self.members[name].state is EngineState.HEALTHY and self.members[name].is_held
 
     @property
     def stale(self) -> list[str]:
@@ -173,6 +205,17 @@ class Fleet:
         member.replace_by(engine)
         self._move(member, EngineState.STALE, "restarted, holds its first weights")
 
+    @contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """No request is sent to the engine inside; those that have no other engine wait."""
+        member = self.members[name]
+        member.is_held = True
+        try:
+            yield
+        finally:
+            member.is_held = False
+            self._changed.set()
+
     def begin_proof(self, name: str, version: PolicyVersion) -> None:
         """The engine swaps to a version; replies that hold it wait for the verdict."""
         member = self.members[name]
@@ -209,7 +252,8 @@ class Fleet:
 
     def describe(self) -> str:
         """Why each engine does not serve, for an error message."""
-        return "; ".join(f"{name}: {why}" for name, why in self.aside.items()) or "none was started"
+        held = {name: "is held back for its weights" for name, m in self.members.items() if m.is_held}
+        return "; ".join(f"{name}: {why}" for name, why in {**held, **self.aside}.items()) or "none was started"
 
     def _end_proof(self, member: Member) -> None:
         member.proving = None

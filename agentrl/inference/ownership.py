@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.labels import mark_of, unmarked
-from agentrl.types.errors import ConfigError
+from agentrl.types.errors import ConfigError, EngineRefusedError
 from agentrl.types.version import PolicyVersion
 
 _SETTLE_S = 0.5  # longer than another run's calls take from reading a label to renaming it
+_HEALTH_S = 3.0  # SGLang answers in a fraction of it, or after 20 s
 # Options of SGLang, and their values with which no token is on its way when it pauses in place.
 _EXACT_IN_PLACE: dict[str, tuple[Any, ...]] = {
     "disable_overlap_schedule": (True,),
@@ -43,14 +45,40 @@ async def take(engine: EngineClient, version: PolicyVersion, take_over: str | No
         raise engine.labels.refused(owner)
 
 
+async def wake(engine: EngineClient) -> bool:
+    """Let an engine that was taken generate, and forget what it keeps of others; returns whether it stood still before.
+
+    SGLang does not say that it is paused, but says nothing of its health then. An engine that refuses to generate, as
+    it lacks weights, does so when it has them.
+
+    Raises:
+        EngineError: it cannot be reached.
+    """
+    info = await engine.model_info()
+    is_paused = info["paused"] is not None if "paused" in info else not await engine.is_well(_HEALTH_S)
+    with suppress(EngineRefusedError):
+        await engine.resume()
+    # What others hold yet stays, as does everything where SGLang still works at the test of its health. This run's
+    # requests do not find it: they name a part of the cache of their own.
+    await engine.flush()
+    return is_paused
+
+
 async def release(engine: EngineClient) -> None:
-    """Take this run's mark off, so that another run can have the engine; one with another mark is left alone.
+    """Leave the engine so that another run can have it: generating, and without this run's mark.
+
+    One with another mark is left alone.
 
     Raises:
         EngineError: it cannot be reached.
     """
     label = (await engine.model_info()).get("weight_version")
-    if engine.labels.mark is not None and mark_of(label) == engine.labels.mark:
+    if mark_of(label) != engine.labels.mark:
+        return
+    # First: once the mark is off, a pause may be the next run's.
+    if engine.may_be_paused:
+        await engine.resume()
+    if engine.labels.mark is not None:
         await engine.relabel(unmarked(label))
 
 

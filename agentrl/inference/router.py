@@ -24,13 +24,14 @@ _PREFIX_SLACK = 2  # requests more than the least loaded engine has, and a share
 class EngineRouter:
     """Sends each session to one engine: the least loaded when it begins, or one that knows its prompt.
 
-    An engine that does not serve gets no request; its sessions go on elsewhere from their tokens. A request whose
-    answer cannot be committed is sent again, to another engine first: nothing of it was committed. `resent` counts
-    that by `Cause`, `regenerated` those for which tokens may have been drawn in vain, and `interrupted` the replies
-    that an abort cut short. Of an answer that was lost nobody knows how long it was: it counts for as many tokens as
-    the one that came in its place. A request waits for engines `wait_s` at most, since its first failure or since none
-    served; one that got three answers to other requests ends with that; `misdelivering` names
-    the engines that gave such answers.
+    An engine that does not serve gets no request; its sessions go on elsewhere from their tokens. Nor does one that is
+    held: its sessions wait for it, since others may be held next, and one that hangs would be sent all of them; new
+    sessions go to others, or wait where there are none. A request whose answer cannot be committed is sent again, to
+    another engine first: nothing of it was committed. `resent` counts that by `Cause`, `regenerated` those for which
+    tokens may have been drawn in vain, and `interrupted` the replies that an abort cut short. Of an answer that was
+    lost nobody knows how long it was: it counts for as many tokens as the one that came in its place. A request waits
+    for engines `wait_s` at most, since its first failure or since none served; one that got three answers to other
+    requests ends with that; `misdelivering` names the engines that gave such answers.
     """
 
     def __init__(self, fleet: Fleet, wait_s: float = 0.0) -> None:
@@ -62,7 +63,8 @@ class EngineRouter:
             since = member.version
             self._load[member.name] += 1
             try:
-                generation = await self._ask(member, replace(request, expects=since, rid=attempts.rid(request.rid)))
+                with member.request():
+                    generation = await self._ask(member, replace(request, expects=since, rid=attempts.rid(request.rid)))
                 if await self._passes_fence(member, since, generation):
                     self.interrupted += generation.finish is FinishReason.ABORT
                     num_lost = attempts.num_failed - attempts.causes[Cause.FENCED]
@@ -169,7 +171,10 @@ class EngineRouter:
     def _find(self, request: GenerationRequest, attempts: Attempts) -> Member | None:
         now = asyncio.get_running_loop().time()
         members = self.fleet.members
-        serving = [name for name in self.fleet.healthy if self._rests.get(name, 0.0) <= now]
+        serving = [name for name in self.fleet.open if self._rests.get(name, 0.0) <= now]
+        home = self._home.get(request.session)
+        if home is not None and self.fleet.is_held(home) and attempts.is_new(members[home]):
+            return None
         if new := [name for name in serving if attempts.is_new(members[name])]:
             return members[self._place(request, new)]
         if serving and attempts.may_repeat:
@@ -177,7 +182,11 @@ class EngineRouter:
         return None
 
     def _place(self, request: GenerationRequest, candidates: list[str]) -> str:
-        """The session's engine if it is among these, else one that knows its prompt, or the least loaded."""
+        """The session's engine if it is among these, else one that knows its prompt, or the least loaded.
+
+        A session stays with what it is given, but not while an engine is held: those that are not would keep all that
+        begin then.
+        """
         home = self._home.get(request.session)
         if home in candidates:
             return home
@@ -187,6 +196,8 @@ class EngineRouter:
         chosen = least
         if knowing in candidates and self._load[knowing] <= self._load[least] + _PREFIX_SLACK:
             chosen = knowing
+        if self.fleet.open != self.fleet.healthy:
+            return chosen
         self._home[request.session] = self._prefixes[prefix] = chosen
         if len(self._prefixes) > _KEPT_PREFIXES:
             self._prefixes.popitem(last=False)

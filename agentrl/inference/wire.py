@@ -185,6 +185,19 @@ def parse_checksums(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"rank-{number}/{name}", digest
 
 
+def parse_num_requests(answer: dict[str, Any]) -> int | None:
+    """Requests that run or wait, of ``/model_info`` of the embedded engine or ``/v1/loads`` of SGLang; None of others.
+
+    Example: ``{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}]}`` gives 3.
+    """
+    try:
+        if "num_running" in answer:
+            return int(answer["num_running"]) + int(answer["num_waiting"])
+        return sum(int(load["num_running_reqs"]) + int(load["num_waiting_reqs"]) for load in answer["loads"])
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
 def _parse_routing(meta: dict[str, Any], request: GenerationRequest, num_tokens: int) -> RoutedExperts | None:
     """The experts of positions from `routed_start` to the one before the last sampled token."""
     shape = request.sampling.routing

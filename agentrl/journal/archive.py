@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from agentrl.journal.archive_file import (
@@ -22,15 +22,13 @@ from agentrl.journal.archive_file import (
     read_metadata,
     record_of,
 )
-from agentrl.journal.archive_query import Checkpoint, consumed, last_checkpoint
-from agentrl.journal.disk import DISK, sync_path
-from agentrl.journal.entries import Dropped, Entry, Leased, unpack
-from agentrl.journal.finality import step_of
+from agentrl.journal.disk import DISK, Disk
+from agentrl.journal.entries import Checkpointed, Dropped, Leased, Taken, unpack
 from agentrl.journal.frames import Frame
 from agentrl.journal.history import build_history, counting
 from agentrl.journal.index import JournalIndex
-from agentrl.journal.reading import all_segments
-from agentrl.journal.segments import sync_folder
+from agentrl.journal.reading import is_compacted
+from agentrl.journal.segments import number_of, read_header
 from agentrl.process.crash_points import crash_point
 from agentrl.types.episode import Episode
 from agentrl.types.errors import StorageError
@@ -55,7 +53,22 @@ class Archived:
     deleted_bytes: int = 0
 
 
-def archive(folder: Path, target: Path, keep_bytes: int | None = None) -> Archived:
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A `Checkpointed` by its place in the journal; `identity` is of its segment, which may be gone by now."""
+
+    segment: str
+    start: int
+    step: int
+    identity: str
+
+    def is_before(self, segment: Path, start: int) -> bool:
+        """Whether a place of the journal is behind this one."""
+        own = Path(self.segment)
+        return (number_of(segment), segment.name, start) > (number_of(own), own.name, self.start)
+
+
+def archive(journal: JournalIndex, target: Path, keep_bytes: int | None = None, disk: Disk = DISK) -> Archived:
     """Write all episodes that are final and not archived yet to a new file ``consumed-<step>-<number>.parquet``.
 
     The journal may be written meanwhile; the archive has one writer at a time. Beyond `keep_bytes` the oldest files
@@ -65,49 +78,81 @@ def archive(folder: Path, target: Path, keep_bytes: int | None = None) -> Archiv
     Raises:
         StorageError: the disk is full or cannot be read or written, or the archive is another journal's.
     """
-    if not all_segments(folder):
+    if not journal.segments.paths:
         return Archived()
     with _writing(target):
-        DISK.make_folder(target)
+        disk.make_folder(target)
         for draft in target.glob(".consumed-*.parquet.new"):
             draft.unlink()
-    file, episodes, incomplete = _archive(JournalIndex(folder), target)
-    if incomplete:
-        _log.warning("%d consumed episodes are not in %s: their first entries are gone", incomplete, target)
+    keys = _unarchived(journal, archived_until(target))
+    path = _write(journal, keys, target, disk) if keys else None
+    written = 0 if path is None else path[1]
+    if len(keys) > written:
+        _log.warning("%d consumed episodes are not in %s: their first entries are gone", len(keys) - written, target)
     with _writing(target):
         deleted = _make_room(target, keep_bytes)
-    return Archived(file, episodes, incomplete, len(deleted), sum(deleted))
+    return Archived(None if path is None else path[0], written, len(keys) - written, len(deleted), sum(deleted))
 
 
 def archived_until(target: Path) -> Checkpoint | None:
     """The last checkpoint that the archive covers. Raises StorageError if its newest file cannot be read."""
     files = archive_files(target)
-    if not files:
-        return None
-    segment, start, step, identity = json.loads(read_metadata(files[-1])[_UNTIL])
-    return Checkpoint(segment, start, step, int.from_bytes(bytes.fromhex(identity), "little"))
+    return Checkpoint(*json.loads(read_metadata(files[-1])[_UNTIL])) if files else None
 
 
-def _archive(journal: JournalIndex, target: Path) -> tuple[Path | None, int, int]:
-    until = last_checkpoint(journal)
-    keys = consumed(journal, after=archived_until(target))
-    if until is None or not keys:
-        return None, 0, 0
+def _unarchived(journal: JournalIndex, after: Checkpoint | None) -> list[int]:
+    """Keys of the episodes that a checkpoint behind `after` made final, in the order of their training or dropping.
+
+    Raises StorageError if `after` is another journal's.
+    """
+    if after is not None:
+        for path in journal.segments.paths:
+            if path.name == after.segment and _identity(path) != after.identity:
+                raise StorageError(f"the archive is not of the journal {path.parent}; give it a folder of its own")
+    behind: set[int] = set()
+    for place in journal.checkpoints:
+        found = journal.buffer[place]
+        # What a compacted segment holds that is final had been archived before that was made.
+        if not is_compacted(found.segment) and (after is None or after.is_before(found.segment, found.start)):
+            behind.add(place)
+    keys = [key for key, final in journal.final.items() if key in journal.leased and final.checkpoint in behind]
+    return sorted(keys, key=lambda key: (journal.final[key].source, journal.final[key].rank))
+
+
+def _until(journal: JournalIndex) -> Checkpoint:
+    """The last checkpoint."""
+    found = journal.buffer[journal.checkpoints[-1]]
+    assert isinstance(found.entry, Checkpointed)
+    step = max(found.entry.steps.values(), default=0)
+    return Checkpoint(found.segment.name, found.start, step, _identity(found.segment))
+
+
+def _identity(path: Path) -> str:
+    header = read_header(path)
+    return "" if header is None else header.identity.to_bytes(8, "little").hex()
+
+
+def _write(journal: JournalIndex, keys: Sequence[int], target: Path, disk: Disk) -> tuple[Path, int]:
+    """The new file, and how many episodes are in it: those without a beginning are left out."""
+    until = _until(journal)
     files = archive_files(target)
     number = number_of_file(files[-1]) + 1 if files else 1
     path = target / f"consumed-{until.step:06d}-{number:06d}.parquet"
     # Tools that are given the folder pass over hidden files.
     draft = path.with_name(f".{path.name}.new")
-    identity = until.identity.to_bytes(8, "little").hex()
-    footer = {_UNTIL: json.dumps([until.segment, until.start, until.step, identity])}
+    footer = {_UNTIL: json.dumps(astuple(until))}
     written = 0
     with _writing(target):
         with ConsumedWriter(draft, footer) as writer:
             for rows in _row_groups(_episodes(journal, keys)):
                 writer.write(rows)
                 written += len(rows)
-        _put_in_place(draft, path)
-    return path, written, len(keys) - written
+        disk.sync_path(draft)
+        crash_point("archive.drafted")
+        disk.rename(draft, path)
+        disk.sync_folder(target)
+        crash_point("archive.placed")
+    return path, written
 
 
 def _episodes(journal: JournalIndex, keys: Sequence[int]) -> Iterator[Consumed]:
@@ -117,7 +162,7 @@ def _episodes(journal: JournalIndex, keys: Sequence[int]) -> Iterator[Consumed]:
         found = journal.frames(some)
         for key in some:
             if (episode := _read(found.get(key, []))) is not None:
-                outcome, reason, step = _outcome(journal.buffer[journal.final[key].source].entry)
+                outcome, reason, step = _outcome(journal, key)
                 yield Consumed(*episode, outcome, reason, step)
 
 
@@ -128,14 +173,17 @@ def _read(frames: Sequence[Frame]) -> tuple[Episode, bytes] | None:
     first = entries[places[0]] if places else None
     if not isinstance(first, Leased) or first.taken_over:
         return None
-    life = build_history(entries)
-    return None if life is None else (life.episode(), record_of(frames[place] for place in places))
+    history = build_history(entries)
+    return None if history is None else (history.episode(), record_of(frames[place] for place in places))
 
 
-def _outcome(entry: Entry) -> tuple[str, str | None, int]:
-    if isinstance(entry, Dropped):
-        return "dropped", entry.reason, entry.step
-    return "trained", None, step_of(entry)
+def _outcome(journal: JournalIndex, key: int) -> tuple[str, str | None, int]:
+    """Of an episode that several policies trained the newest step counts."""
+    last = journal.buffer[journal.final[key].source].entry
+    if isinstance(last, Dropped):
+        return "dropped", last.reason, last.step
+    entries = (journal.buffer[place].entry for place in journal.sources[key])
+    return "trained", None, 1 + max(entry.step for entry in entries if isinstance(entry, Taken))
 
 
 def _row_groups(rows: Iterator[Consumed]) -> Iterator[list[Consumed]]:
@@ -158,14 +206,6 @@ def _writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"the archive {target} cannot be written: {error}; free space there") from error
-
-
-def _put_in_place(draft: Path, path: Path) -> None:
-    sync_path(draft)
-    crash_point("archive.drafted")
-    draft.rename(path)
-    sync_folder(path.parent)
-    crash_point("archive.placed")
 
 
 def _make_room(target: Path, keep_bytes: int | None) -> list[int]:

@@ -23,14 +23,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.journal.entries import NUMBERS, Ended, EpisodeEntry, Leased, StepResultRecorded, TurnCommitted, unpack
+from agentrl.journal.entries import (
+    NUMBERS,
+    Ended,
+    EpisodeEntry,
+    Leased,
+    Scored,
+    StepResultRecorded,
+    TurnCommitted,
+    unpack,
+)
 from agentrl.journal.frames import Frame
 from agentrl.journal.history import build_history
 from agentrl.types.episode import Episode, Node
 from agentrl.types.errors import StorageError
 
 _HEAD = struct.Struct("<HHI")
-_KEPT = frozenset(NUMBERS[kind] for kind in (Leased, TurnCommitted, StepResultRecorded, Ended))
+_KEPT = frozenset(NUMBERS[kind] for kind in (Leased, TurnCommitted, StepResultRecorded, Scored, Ended))
 _SPAN = pa.struct([("epoch", pa.int32()), ("step", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])
 _TRAINED = ("outcome", "=", "trained")
 _REPEATED = ["task_id", "started_at", "stop_reason", "failure", "outcome", "reason"]
@@ -54,6 +63,7 @@ Scalar = Callable[[Consumed], Any]
 _SCALARS: dict[str, tuple[pa.DataType, Scalar]] = {
     "episode_id": (pa.string(), lambda row: row.episode.ticket.episode_id),
     "task_id": (pa.string(), lambda row: row.episode.ticket.task.id),
+    "environment": (pa.string(), lambda row: row.episode.ticket.environment),
     "group": (pa.int64(), lambda row: row.episode.ticket.group),
     "member": (pa.int32(), lambda row: row.episode.ticket.member),
     "attempt": (pa.int32(), lambda row: row.episode.ticket.attempt),
@@ -62,6 +72,7 @@ _SCALARS: dict[str, tuple[pa.DataType, Scalar]] = {
     "stop_reason": (pa.string(), lambda row: row.episode.stop_reason),
     "failure": (pa.string(), lambda row: None if (failed := row.episode.failure) is None else str(failed)),
     "reward": (pa.float64(), lambda row: row.episode.reward),
+    "agent_rewards": (pa.string(), lambda row: json.dumps(row.episode.agent_rewards)),
     "metrics": (pa.string(), lambda row: json.dumps(row.episode.metrics)),
     "seconds": (pa.float64(), lambda row: row.episode.seconds),
     "turns": (pa.int32(), lambda row: len(row.episode.turns)),
@@ -133,10 +144,10 @@ def episode_of(record: bytes) -> Episode:
     Raises:
         StorageError: the record is none, or was written by a newer program.
     """
-    life = build_history(list(_entries(record)))
-    if life is None:
+    history = build_history(list(_entries(record)))
+    if history is None:
         raise StorageError("an archived episode's record has no lease")
-    return life.episode()
+    return history.episode()
 
 
 def archive_files(folder: Path) -> list[Path]:
@@ -160,19 +171,8 @@ def archived_steps(folder: Path) -> dict[int, Path]:
 
 def read_step(path: Path, step: int) -> list[Episode]:
     """The episodes that a step trained, in the order of its batch, to the bit. Raises StorageError."""
-    return _episodes(_table(path, ["record"], [_TRAINED, ("step", "=", step)]))
-
-
-def read_archived(path: Path, episode_id: str) -> Episode:
-    """One episode of a file of the archive, to the bit.
-
-    Raises:
-        StorageError: the file cannot be read, was written by a newer program, or holds no such episode.
-    """
-    found = _episodes(_table(path, ["record"], [("episode_id", "=", episode_id)]))
-    if not found:
-        raise StorageError(f"{path} holds no episode {episode_id}; other files of its folder may")
-    return found[0]
+    table = _table(path, ["record"], [_TRAINED, ("step", "=", step)])
+    return [episode_of(record) for record in table.column("record").to_pylist()]
 
 
 def _table(path: Path, columns: list[str], filters: list[tuple[str, str, object]]) -> pa.Table:
@@ -180,10 +180,6 @@ def _table(path: Path, columns: list[str], filters: list[tuple[str, str, object]
         return pq.read_table(path, columns=columns, filters=filters)
     except (OSError, pa.ArrowInvalid) as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
-
-
-def _episodes(table: pa.Table) -> list[Episode]:
-    return [episode_of(record) for record in table.column("record").to_pylist()]
 
 
 def _entries(record: bytes) -> Iterator[EpisodeEntry]:

@@ -1,4 +1,4 @@
-"""A process that archives and prunes, so that neither takes turns with the event loop of the rollouts.
+"""A process that archives and compacts, so that neither takes turns with the event loop of the rollouts.
 
 It is started for the first checkpoint and has the lowest priority: it takes what engines, trainer and rollouts leave.
 Nothing depends on it in time, since what it has not moved is moved behind a later checkpoint.
@@ -34,20 +34,22 @@ class Archiver:
     """Lives in the child."""
 
     def move(self, folder: str, token: int, target: str, keep_bytes: int) -> None:
-        """Archive what is final, then delete the segments that nothing needs. Raises StorageError."""
+        """Archive what is final, then compact the segments. Raises StorageError."""
         # Parquet's library takes a while to load, and the process should be there at once.
         from agentrl.journal.archive import archive
-        from agentrl.journal.pruning import prune
+        from agentrl.journal.compaction import compact
+        from agentrl.journal.index import JournalIndex
 
         claim = Claim(Path(folder), token)
         claim.check()
-        archived = archive(Path(folder), Path(target), keep_bytes)
+        journal = JournalIndex(Path(folder))
+        archived = archive(journal, Path(target), keep_bytes)
         claim.check()
-        pruned = prune(Path(folder), Path(target))
+        deleted = compact(journal, token)
         _log.info(
             "%d episodes archived, %d segments deleted; %.3f s of processor time since the start",
             archived.episodes,
-            pruned,
+            deleted,
             time.process_time(),
         )
 

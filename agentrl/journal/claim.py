@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agentrl.journal.disk import DISK, Disk, write_all
 from agentrl.types.errors import ConfigError, StorageError
@@ -38,7 +39,7 @@ class Claim:
             disk.make_folder(folder)
             older = sorted(folder.glob("claim-*.json"))
             if older:
-                _refuse_if_held(older[-1])
+                _refuse_if_held(folder)
             return cls._make(folder, older, disk)
         except FileExistsError:
             raise ConfigError(f"another process has just claimed {folder}; one run at a time") from None
@@ -82,16 +83,31 @@ def _path(folder: Path, token: int) -> str:
     return f"{folder}/claim-{token:06d}.json"
 
 
-def _refuse_if_held(path: Path) -> None:
-    """Raises ConfigError if the claim's process lives; a half-written claim is nobody's."""
+class Holder(NamedTuple):
+    """The process that made the newest claim; `is_alive` is None of another machine's, which cannot be known here."""
+
+    host: str
+    pid: int
+    is_alive: bool | None
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Who claimed a journal last; None if nobody did, or the claim was cut off as it was written."""
+    claims = sorted(folder.glob("claim-*.json"))
     try:
-        holder = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return
-    is_here = holder["host"] == socket.gethostname()
-    if is_here and holder["pid"] != os.getpid() and _born(holder["pid"]) == holder["born"]:
+        made = json.loads(claims[-1].read_text())
+        host, pid = made["host"], made["pid"]
+        return Holder(host, pid, _born(pid) == made["born"] if host == socket.gethostname() else None)
+    except (IndexError, OSError, ValueError, KeyError):
+        return None
+
+
+def _refuse_if_held(folder: Path) -> None:
+    """Raises ConfigError if the claim's process lives; a half-written claim is nobody's."""
+    holder = holder_of(folder)
+    if holder is not None and holder.is_alive and holder.pid != os.getpid():
         raise ConfigError(
-            f"{path.parent.parent} is in use by process {holder['pid']} on this machine; stop that run first "
+            f"{folder.parent} is in use by process {holder.pid} on this machine; stop that run first "
             "(SIGTERM parks its episodes), or give this one a folder of its own"
         )
 

@@ -37,9 +37,17 @@ class Disk:
         """Let names that were made in a folder, or removed from it, outlive a loss of power."""
         sync_path(folder)
 
+    def sync_path(self, path: Path) -> None:
+        """Let what anybody has written to a file outlive a loss of power, its name excepted."""
+        sync_path(path)
+
     def close(self, descriptor: int) -> None:
         """Give a file up; what was not synced may be lost."""
         os.close(descriptor)
+
+    def rename(self, path: Path, target: Path) -> None:
+        """Give a file another name in its folder; which of the two it has is open until the folder is synced."""
+        path.rename(target)
 
     def read(self, path: Path) -> bytes:
         """A file's bytes, which outlive a loss of power from here on.

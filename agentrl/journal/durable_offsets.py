@@ -35,8 +35,8 @@ class SegmentEnd:
 def verify_offsets(folder: Path, ends: Iterable[SegmentEnd], torn_tails: Mapping[Path, TornTail]) -> None:
     """Raise if durable data is missing; `torn_tails` are those that reading the segments found.
 
-    Pruning never deletes a writer's newest segment, so either the segment that was noted is there, or a later one of
-    its writer.
+    A writer's newest segment is never replaced, so either the segment that was noted is there, or a later one of its
+    writer.
 
     Raises:
         StorageError: neither is there, or the segment ends before what was durable of it.

@@ -2,28 +2,32 @@
 
 Each entry's payload is the episode's key (8 bytes, 0 for entries of no single episode) and the record as
 msgpack, so a reader can pass over episodes that do not concern it without decoding them. A rollout worker
-writes what happens to episodes (`Leased` to `Ended`), the buffer what became of them (`Taken` to `Checkpointed`).
+writes what happens to episodes (`Leased` to `Ended`), the buffer what became of them (`Taken` to `Checkpointed`);
+`Compacted` stands at the start of a segment that was made from others.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import xxhash
 
 from agentrl import codec
-from agentrl.types.environment import Opening, StepResult
+from agentrl.types.environment import Opening, ScoreRecord, StepResult
 from agentrl.types.episode import Agent, Effect, Node, StopReason, Ticket, Turn
 from agentrl.types.errors import Failure, StorageError
 from agentrl.types.generation import FinishReason, Generation
 from agentrl.types.version import PolicyVersion
 
-SCHEMA = 1
+SCHEMA = 2
+_OLDEST = 2
 NO_EPISODE = 0
+NO_HOLDER = 0
+"""Token of what is written of an episode once nobody plays it."""
 _KEY = struct.Struct("<Q")
 
 
@@ -102,45 +106,63 @@ class StepResultRecorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """A scorer has judged the episode, or failed to.
+
+    It may come behind the end, from whoever looks after the scores then: `token` is `NO_HOLDER` there. Of several
+    records of one scorer the last counts.
+    """
+
+    token: int
+    record: ScoreRecord
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
-    """The episode is over, scored or failed; nodes that no turn committed (none, as a rule) come with it."""
+    """The episode is played to its end, or failed; nodes that no turn committed (none, as a rule) come with it.
+
+    Its scores are records of their own, those of a live environment before this one, others behind it.
+    """
 
     token: int
     stop_reason: StopReason | None
     failure: Failure | None
-    reward: float | None
-    metrics: dict[str, float]
     seconds: float
     nodes: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A step is about to train these groups, in this order, at these versions.
+    """A policy's step is about to train these groups, in this order, at this version.
 
-    Example: ``Taken({"main": v3}, ((7, ("train-000007-0", "train-000007-1")),))``.
+    `policies` has, for each group, all policies that train it; empty says that this one alone does.
+
+    Example: ``Taken("main", v3, ((7, ("train-000007-0", "train-000007-1")),))``.
     """
 
-    versions: dict[str, PolicyVersion]
+    policy: str
+    version: PolicyVersion
     groups: tuple[tuple[int, tuple[str, ...]], ...]
+    policies: tuple[tuple[str, ...], ...] = ()
 
     @property
     def step(self) -> int:
-        """The step of the versions that are trained."""
-        return min(version.step for version in self.versions.values())
+        """The step of the version that is trained."""
+        return self.version.step
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The step is done: its new versions, and a digest of the weights of each policy, equal if the weights are."""
+    """A policy's step is done: its new version, and a digest of the weights, equal if the weights are."""
 
-    versions: dict[str, PolicyVersion]
-    digests: dict[str, str] = field(default_factory=dict)
+    policy: str
+    version: PolicyVersion
+    digest: str = ""
 
     @property
     def step(self) -> int:
-        """The step of the versions that were made."""
-        return min(version.step for version in self.versions.values())
+        """The step of the version that was made."""
+        return self.version.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +177,31 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed:
-    """A checkpoint holds every step up to this one: what they took, and what was dropped before, is final."""
+class LeftOut:
+    """A policy will not train these episodes of a group, which others of its `policies` do."""
 
-    step: int
+    policy: str
+    group: int
+    episodes: tuple[str, ...]
+    reason: str
+    policies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A checkpoint holds every step up to these, by policy: what they took, and what was dropped before, is final."""
+
+    steps: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The segment that begins with this entry replaces every writer's segments up to a number.
+
+    Example: ``Compacted({"worker-0": 7, "buffer": 2})``.
+    """
+
+    replaced: dict[str, int]
 
 
 Entry = (
@@ -168,13 +211,18 @@ Entry = (
     | TurnCommitted
     | Intended
     | StepResultRecorded
+    | Scored
     | Ended
     | Taken
     | Stepped
     | Dropped
+    | LeftOut
     | Checkpointed
+    | Compacted
 )
-EpisodeEntry = Leased | EnvironmentStarted | PartialReply | TurnCommitted | Intended | StepResultRecorded | Ended
+EpisodeEntry = (
+    Leased | EnvironmentStarted | PartialReply | TurnCommitted | Intended | StepResultRecorded | Scored | Ended
+)
 
 KINDS: dict[int, type] = {
     1: Leased,
@@ -184,10 +232,13 @@ KINDS: dict[int, type] = {
     5: Intended,
     6: StepResultRecorded,
     7: Ended,
+    8: Scored,
     16: Taken,
     17: Stepped,
     18: Dropped,
     19: Checkpointed,
+    20: Compacted,
+    21: LeftOut,
 }
 NUMBERS = {kind: number for number, kind in KINDS.items()}
 
@@ -213,28 +264,33 @@ def key_of(payload: bytes | memoryview) -> int:
     return key
 
 
-def unpack(schema: int, kind: int, payload: bytes, migrations: dict[tuple[int, int], Migration] = MIGRATIONS) -> Any:
+def unpack(schema: int, kind: int, payload: bytes) -> Any:
     """The entry that `pack` wrote, brought to the present schema.
 
     Raises:
-        StorageError: written by a newer program, or not an entry.
+        StorageError: written by a newer or too old a program, or not an entry.
     """
     if schema > SCHEMA or kind not in KINDS:
         raise StorageError(
             f"the journal holds an entry of kind {kind} under schema {schema}; this program knows schemas up to "
             f"{SCHEMA}: install the version that wrote it"
         )
+    if schema < _OLDEST:
+        raise StorageError(
+            f"the journal is of schema {schema}, and this program reads {_OLDEST} to {SCHEMA}: resume the run with the "
+            "version that wrote it, or start a new one from its newest checkpoint"
+        )
     body = payload[_KEY.size :]
     try:
         if schema < SCHEMA:
-            body = _migrated(body, schema, kind, migrations)
+            body = _migrated(body, schema, kind)
         return codec.decode(body, KINDS[kind])
     except msgspec.DecodeError as error:
         raise StorageError(f"a journal entry of kind {kind} cannot be read: {error}") from error
 
 
-def _migrated(body: bytes, schema: int, kind: int, migrations: dict[tuple[int, int], Migration]) -> bytes:
+def _migrated(body: bytes, schema: int, kind: int) -> bytes:
     fields = msgspec.msgpack.decode(body)
     for old in range(schema, SCHEMA):
-        fields = migrations.get((old, kind), dict)(fields)
+        fields = MIGRATIONS.get((old, kind), dict)(fields)
     return msgspec.msgpack.encode(fields)

@@ -72,6 +72,14 @@ def frame_bytes(identity: int, start: int, schema: int, kind: int, payload: byte
     return head + _CHECKSUM.pack(_checksum(identity, start, head, payload)) + payload
 
 
+def payload_bytes(head: bytes) -> int:
+    """How long the payload behind a header is; 0 if it is none."""
+    if len(head) < HEADER_BYTES:
+        return 0
+    magic, _, _, length = _HEAD.unpack_from(head)
+    return length if magic == MAGIC and length <= MAX_PAYLOAD_BYTES else 0
+
+
 def mark_bytes(identity: int, start: int) -> bytes:
     """A mark as it stands at byte `start` of the segment `identity`: all before it has been synced."""
     return frame_bytes(identity, start, 0, MARK_KIND, _IDENTITY.pack(identity))

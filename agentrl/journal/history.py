@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentrl.journal.entries import (
+    NO_HOLDER,
     Ended,
     EnvironmentStarted,
     EpisodeEntry,
     Intended,
     Leased,
     PartialReply,
+    Scored,
     StepResultRecorded,
     TurnCommitted,
 )
+from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Episode, Ticket, Turn
+from agentrl.types.score import combined, with_scores
 
 
 @dataclass(slots=True)
 class EpisodeHistory:
     """The entries of one episode, sorted into what they say.
 
-    `results` are in the order of steps, `acted` has the last of each turn. `parts` are those of a reply that no turn
-    has completed; `pending` is an intent without a result: whether its effects happened is not known. `fenced`
-    counts entries of holders that had lost their lease. It `is_whole` unless entries that a later holder had found
-    are gone, pruned or lost: then it cannot be resumed or trained.
+    `results` are in the order of steps, `acted` has the last of each turn. `scores` are by scorer. `parts` are those of
+    a reply that no turn has completed; `pending` is an intent without a result: whether its effects happened is not
+    known. `fenced` counts entries of holders that had lost their lease. It `is_whole` unless entries that a later
+    holder had found are lost: then it cannot be resumed or trained.
 
     Example: two turns whose second tool call was cut off: ``turns`` has two, ``results`` one, ``pending`` is set.
     """
@@ -40,6 +45,7 @@ class EpisodeHistory:
     acted: dict[int, StepResultRecorded] = field(default_factory=dict)
     pending: Intended | None = None
     parts: list[PartialReply] = field(default_factory=list)
+    scores: dict[str, ScoreRecord] = field(default_factory=dict)
     ended: Ended | None = None
     fenced: int = 0
     is_whole: bool = True
@@ -50,21 +56,35 @@ class EpisodeHistory:
         whole = sum(len(turned.nodes[-1].token_ids) for turned in self.turns)
         return whole + sum(len(part.generation.token_ids) for part in self.parts)
 
+    def missing(self, required: Iterable[str]) -> list[str]:
+        """Scorers that have not judged an episode that was played to its end."""
+        is_waiting = self.ended is not None and self.ended.failure is None
+        return [name for name in required if name not in self.scores] if is_waiting else []
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the episode ended without an outcome, as far as its scores are there."""
+        if self.ended is None:
+            return False
+        if self.ended.failure is not None or any(s.failure is not None and s.weight for s in self.scores.values()):
+            return True
+        turns = {turned.turn.index: turned.turn.agent for turned in self.turns}
+        return combined(self.scores.values(), turns, [agent.name for agent in self.agents]).reward is None
+
     def episode(self) -> Episode:
         """The episode as far as it was played; with its outcome if it has ended."""
         ended = self.ended
         nodes = [node for turned in self.turns for node in turned.nodes]
-        return Episode(
+        played = Episode(
             ticket=self.ticket,
             agents=self.agents,
             nodes=tuple(nodes + list(ended.nodes if ended else ())),
             turns=tuple(self._turn(turned) for turned in self.turns),
             stop_reason=ended.stop_reason if ended else None,
             failure=ended.failure if ended else None,
-            reward=ended.reward if ended else None,
-            metrics=ended.metrics if ended else {},
             seconds=ended.seconds if ended else 0.0,
         )
+        return with_scores(played, list(self.scores.values())) if ended else played
 
     def _turn(self, turned: TurnCommitted) -> Turn:
         """The turn with what the environment did behind it."""
@@ -97,12 +117,13 @@ def unfenced(entries: list[EpisodeEntry]) -> tuple[list[EpisodeEntry], int]:
 def counting(holders: Sequence[tuple[int, int | None]]) -> list[int]:
     """Which of an episode's entries count, in order, by the token of each and what those that are leases took over.
 
-    Entries of several writers may come in any order between holders: a holder's token puts them in order.
+    Entries of several writers may come in any order between holders: a holder's token puts them in order. Those of no
+    holder, scores that came later, are behind all.
 
     Example: in ``[(1, 0), (1, None), (1, None), (2, 2), (2, None)]`` the third does not: ``[0, 1, 3, 4]``.
     """
     valid: list[int] = []
-    for place in sorted(range(len(holders)), key=lambda place: holders[place][0]):
+    for place in sorted(range(len(holders)), key=lambda place: _rank(holders[place][0])):
         taken_over = holders[place][1]
         if taken_over is not None:
             del valid[taken_over:]
@@ -114,16 +135,20 @@ def without_gaps(entries: Sequence[EpisodeEntry]) -> list[EpisodeEntry]:
     """The entries of one episode before the first whose holder lacks its lease, or found more than is there."""
     kept: list[EpisodeEntry] = []
     num_valid = token = 0
-    for entry in sorted(entries, key=lambda entry: entry.token):
+    for entry in sorted(entries, key=lambda entry: _rank(entry.token)):
         if isinstance(entry, Leased):
             if entry.taken_over > num_valid:
                 break
             num_valid, token = entry.taken_over, entry.token
-        if entry.token != token:
+        if entry.token not in (token, NO_HOLDER):
             break
         num_valid += 1
         kept.append(entry)
     return kept
+
+
+def _rank(token: int) -> float:
+    return math.inf if token == NO_HOLDER else token
 
 
 def _apply(history: EpisodeHistory, entry: EpisodeEntry) -> None:
@@ -141,5 +166,7 @@ def _apply(history: EpisodeHistory, entry: EpisodeEntry) -> None:
             history.results.append(entry)
             history.acted[len(history.turns) - 1] = entry
             history.pending = None
+        case Scored():
+            history.scores[entry.record.scorer] = entry.record
         case Ended():
             history.ended = entry

@@ -1,23 +1,36 @@
-"""Where each episode's entries lie and which episodes are final: read from the segments whenever it is needed.
+"""Where each episode's entries lie and which episodes are final: one scan of the segments, whenever it is needed.
 
-Pruning keeps the segments few, so reading them takes seconds at most, and nothing has to be kept in step with them.
+Compaction keeps the segments few, so a scan takes a fraction of a second, and nothing has to be kept in step with them.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from agentrl.journal.entries import Checkpointed, Dropped, Entry, Taken, episode_key, unpack
-from agentrl.journal.finality import committed
+from agentrl.journal.entries import (
+    KINDS,
+    NO_EPISODE,
+    NUMBERS,
+    SCHEMA,
+    Checkpointed,
+    Compacted,
+    Entry,
+    Leased,
+    episode_key,
+    key_of,
+    unpack,
+)
+from agentrl.journal.finality import committed, named_by
 from agentrl.journal.frames import Frame, TornTail
-from agentrl.journal.reading import JournalState, all_segments, check_none_missing, segment_order
-from agentrl.journal.scanning import SegmentReader
-from agentrl.types.errors import StorageError
+from agentrl.journal.reading import JournalState, LiveSegments, all_segments
+from agentrl.journal.segments import read_frames_at, read_segment
+
+_LEASED = NUMBERS[Leased]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ def open_journal(folder: Path) -> JournalState:
     Equal to `read_journal` without what is final (`finality` has the rule), and decodes nothing of that.
 
     Raises:
-        StorageError: a segment cannot be read or is of a newer program.
+        StorageError: a segment cannot be read, is damaged or missing, or is of a newer program.
     """
     return JournalIndex(folder).state()
 
@@ -54,45 +67,47 @@ def open_journal(folder: Path) -> JournalState:
 class JournalIndex:
     """A journal as its segments are now, which may be written meanwhile.
 
-    `identities` are those of the segments, in the order of the journal. `places` says by episode's key in which
-    segments its entries begin where, `leased` which of the episodes have a lease. `buffer` holds the buffer's entries
-    in order, `covered` the place of the checkpoint that covers each, `final` the episodes that are final. `torn_tails`
-    are the ends of segments that cannot be read; of `unread` segments some was left for another time.
+    `places` says by episode's key in which segments its entries begin where, `leased` which of the episodes have a
+    lease. `buffer` holds the buffer's entries in order, `covered` the place of the checkpoint that covers each, `final`
+    the episodes that are final. `partial` are the places of covered entries by which some of an episode's policies are
+    done with it, `sources` those of all such entries by episode. `torn_tails` are the ends of segments that cannot be
+    read; of `unread` segments some was left for another time.
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises StorageError if a segment cannot be read, is damaged or missing, or of a newer program."""
-        self.identities: dict[Path, int] = {}
         self.places: dict[int, dict[Path, array[int]]] = {}
         self.leased: set[int] = set()
         self.buffer: list[BufferEntry] = []
         self.covered: dict[int, int] = {}
         self.final: dict[int, Final] = {}
+        self.partial: set[int] = set()
+        self.sources: dict[int, set[int]] = {}
         self.torn_tails: dict[Path, TornTail] = {}
         self.unread: set[Path] = set()
         # Whoever is in the buffer's entries up to here has its own entries on disk already: reading to the ends of
         # the files, as they are later, finds them. Entries of the buffer behind that wait for another time.
         sizes = _sizes(folder)
-        paths = all_segments(folder)
-        check_none_missing(paths)
-        for path in paths:
-            with SegmentReader(path) as reader:
-                self._add(reader, sizes.get(path, 0))
+        self.segments = LiveSegments.of(folder)
+        self.segments.check_none_missing()
+        for path in self.segments.paths:
+            is_whole = path == self.segments.compacted
+            self._scan(path, path.stat().st_size if is_whole else sizes.get(path, 0))
         self._find_final()
 
     def state(self) -> JournalState:
         """What is not final."""
         state = JournalState(torn_tails=self.torn_tails)
-        unfinished = [key for key in self.places if key in self.leased and key not in self.final]
-        for frames in self.frames(unfinished).values():
+        for frames in self.frames(self.unfinished).values():
             state.add_history([unpack(frame.schema, frame.kind, frame.payload) for frame in frames])
-        for entry in self.uncovered():
-            state.note(entry)
+        for place in sorted({*self.waiting, *self.partial, *self.checkpoints[-1:]}):
+            state.note(self.buffer[place].entry)
         return state
 
-    def uncovered(self) -> list[Any]:
-        """The buffer's entries that no checkpoint covers, and the last checkpoint, in order."""
-        return [self.buffer[place].entry for place in sorted({*self.waiting, *self.checkpoints[-1:]})]
+    @property
+    def unfinished(self) -> list[int]:
+        """Keys of the episodes that are not final."""
+        return [key for key in self.places if key in self.leased and key not in self.final]
 
     @property
     def checkpoints(self) -> list[int]:
@@ -107,46 +122,56 @@ class JournalIndex:
 
     def frames(self, keys: Iterable[int]) -> dict[int, list[Frame]]:
         """What the journal holds of some episodes, by key, in the order of the journal. Raises StorageError."""
-        by_segment: dict[Path, list[tuple[int, int]]] = {}
+        by_segment: dict[Path, list[int]] = {}
         for key in keys:
             for path, starts in self.places.get(key, {}).items():
-                by_segment.setdefault(path, []).extend((start, key) for start in starts)
+                by_segment.setdefault(path, []).extend(starts)
         found: dict[int, list[Frame]] = {}
-        for path in sorted(by_segment, key=segment_order):
-            with SegmentReader(path) as reader:
-                for start, key in sorted(by_segment[path]):
-                    found.setdefault(key, []).append(_frame_at(reader, start))
+        for path in self.segments.paths:
+            for frame in read_frames_at(path, sorted(by_segment.get(path, ()))):
+                found.setdefault(key_of(frame.payload), []).append(frame)
         return found
 
-    def _add(self, reader: SegmentReader, buffer_limit: int) -> None:
-        scan = reader.scan(buffer_limit)
-        if scan.torn_tail is not None:
-            self.torn_tails[reader.path] = scan.torn_tail
-        elif scan.end < reader.size:
-            self.unread.add(reader.path)
-        if reader.header is None:
-            return
-        # Nobody must go on from what a loss of power may still undo.
-        reader.sync()
-        self.identities[reader.path] = reader.header.identity
-        for key, starts in scan.places.items():
-            self.places.setdefault(key, {})[reader.path] = starts
-        self.leased.update(scan.leased)
-        self.buffer += [BufferEntry(reader.path, start, entry) for start, entry in scan.buffer]
+    def _scan(self, path: Path, buffer_limit: int) -> None:
+        """Find all that lies in a segment; stops before an entry of the buffer at `buffer_limit` or behind it."""
+        places: dict[int, array[int]] = defaultdict(lambda: array("Q"))
+        for piece in read_segment(path):
+            if not isinstance(piece, Frame):
+                assert isinstance(piece, TornTail), "damage is raised"
+                self.torn_tails[path] = piece
+                break
+            key = key_of(piece.payload)
+            is_known = piece.kind in KINDS and piece.schema <= SCHEMA
+            if key != NO_EPISODE and is_known:
+                places[key].append(piece.start)
+                if piece.kind == _LEASED:
+                    self.leased.add(key)
+                continue
+            if piece.start >= buffer_limit and is_known:
+                self.unread.add(path)
+                break
+            entry = unpack(piece.schema, piece.kind, piece.payload)
+            if not isinstance(entry, Compacted):
+                self.buffer.append(BufferEntry(path, piece.start, entry))
+        for key, starts in places.items():
+            self.places.setdefault(key, {})[path] = starts
 
     def _find_final(self) -> None:
+        """An episode is final by the entry that makes it so: once every policy that trains it is done with it."""
+        done: dict[int, dict[str, int]] = {}
         for place, checkpoint, is_committed in committed([found.entry for found in self.buffer]):
             self.covered[place] = checkpoint
-            # What made an episode final first stands: it has been archived as that.
-            for rank, name in enumerate(_named_by(self.buffer[place].entry) if is_committed else ()):
-                self.final.setdefault(episode_key(name), Final(place, rank, checkpoint))
-
-
-def _frame_at(reader: SegmentReader, start: int) -> Frame:
-    frame = reader.frame_at(start)
-    if isinstance(frame, TornTail):
-        raise StorageError(f"journal segment {reader.path} has changed at {start} since it was scanned: {frame.reason}")
-    return frame
+            for rank, (name, policy, policies) in enumerate(named_by(self.buffer[place].entry) if is_committed else ()):
+                key = episode_key(name)
+                of_episode = done.setdefault(key, {})
+                of_episode[policy] = place
+                # What made an episode final first stands: it has been archived as that.
+                if of_episode.keys() >= set(policies):
+                    self.final.setdefault(key, Final(place, rank, checkpoint))
+        for key, of_episode in done.items():
+            self.sources[key] = set(of_episode.values())
+            if key not in self.final:
+                self.partial |= self.sources[key]
 
 
 def _sizes(folder: Path) -> dict[Path, int]:
@@ -155,10 +180,3 @@ def _sizes(folder: Path) -> dict[Path, int]:
         with suppress(FileNotFoundError):
             sizes[path] = path.stat().st_size
     return sizes
-
-
-def _named_by(entry: Entry) -> list[str]:
-    """Episodes that an entry of the buffer makes final once it is covered."""
-    if isinstance(entry, Taken):
-        return [episode_id for _, episodes in entry.groups for episode_id in episodes]
-    return list(entry.episodes) if isinstance(entry, Dropped) else []

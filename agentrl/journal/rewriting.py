@@ -1,81 +1,63 @@
-"""A salvaged journal takes the place of the damaged one, which is kept beside it."""
+"""What is left of a damaged journal takes its place; the damaged segments are kept beside it."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from agentrl.journal.claim import Claim
+from agentrl.journal.compaction import write_compacted
+from agentrl.journal.disk import DISK
 from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.journal.entries import Ended, Entry, Leased, pack
 from agentrl.journal.history import EpisodeHistory
-from agentrl.journal.reading import all_segments
-from agentrl.journal.segments import SegmentFile, number_of, segment_path, sync_folder
+from agentrl.journal.reading import all_segments, is_compacted
+from agentrl.journal.segments import SegmentFile, number_of, segment_path, writer_of
 from agentrl.types.errors import Boundary, Failure, StorageError
-
-_MADE = "journal.salvaged"
 
 
 def rewrite(
-    claim: Claim,
-    writer: str,
-    lives: Iterable[EpisodeHistory],
-    entries: Iterable[Entry],
-    ends: Sequence[SegmentEnd] = (),
+    claim: Claim, histories: Iterable[EpisodeHistory], entries: Iterable[Entry], ends: Sequence[SegmentEnd] = ()
 ) -> Path:
-    """Write histories and entries of the buffer to a journal of their own, and put it in the place of the claimed one.
+    """Let a compacted segment of histories and entries of the buffer take the place of all of a claimed journal.
 
-    The numbers of its segments go on from those of the damaged one, so that an archive stays in order. So do
-    those of `ends`, the segments that the newest checkpoint names: `verify_offsets` takes what is written here for
-    later ones. A crash between the two renames is mended by `finish_rewriting`.
+    Each writer has an empty segment behind it, so that its numbers go on, behind those of `ends` too, which the newest
+    checkpoint names: `verify_offsets` takes that for a later one. A crash in between leaves the salvaged journal, or
+    one that is still refused as damaged.
 
     Returns:
-        Where the damaged journal is now.
+        Where the damaged segments are now.
 
     Raises:
-        StorageError: it cannot be written; nothing has changed then.
+        StorageError: it cannot be written.
     """
     folder = claim.folder
-    made, aside = folder.with_name(_MADE), folder.with_name(f"{folder.name}.damaged-{claim.token}")
-    taken = [number_of(path) for path in all_segments(folder)] + [end.number for end in ends]
-    number = 1 + max(taken, default=0)
+    aside = folder.with_name(f"{folder.name}.damaged-{claim.token}")
+    segments = all_segments(folder)
+    known = [(writer_of(path), number_of(path)) for path in segments if not is_compacted(path)]
+    replaced = dict(sorted([*known, *((end.writer, end.number) for end in ends)]))  # of each writer the highest
+    packed = [pack(history.ticket.episode_id, entry) for history in histories for entry in history.entries]
     try:
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir()
-        segment = SegmentFile.create(segment_path(made, writer, number), number)
-        for life in lives:
-            segment.append([pack(life.ticket.episode_id, entry) for entry in life.entries])
-        segment.append([pack(None, entry) for entry in entries])
-        segment.sync()
-        segment.close()
-        for other in {end.writer for end in ends} - {writer}:
-            SegmentFile.create(segment_path(made, other, number), number).close()
-        for path in folder.glob("claim-*.json"):
-            shutil.copy2(path, made / path.name)
-        sync_folder(made)
-        folder.rename(aside)
-        made.rename(folder)
-        sync_folder(folder.parent)
+        DISK.make_folder(aside)
+        write_compacted(folder, claim.token, replaced, [*packed, *(pack(None, entry) for entry in entries)])
+        DISK.sync_folder(folder)
+        for writer, number in replaced.items():
+            SegmentFile.create(segment_path(folder, writer, number + 1), number + 1).close()
+        for path in segments:
+            DISK.rename(path, aside / path.name)
+        DISK.sync_folder(aside)
+        DISK.sync_folder(folder)
     except OSError as error:
         raise StorageError(f"the salvaged journal cannot be written: {error}; free space, then try again") from error
     return aside
 
 
-def finish_rewriting(folder: Path) -> None:
-    """Put a salvaged journal in its place if a crash came between. Raises OSError."""
-    made = folder.with_name(_MADE)
-    if not folder.exists() and made.exists():
-        made.rename(folder)
-        sync_folder(folder.parent)
-
-
-def give_up(life: EpisodeHistory) -> None:
+def give_up(history: EpisodeHistory) -> None:
     """End an episode that may lack entries as failed: what else it did is not known, so it is not resumed."""
     lost = Failure(Boundary.CONTRACT, "journal", "entries of the episode were lost with a damaged journal")
-    if not life.is_whole:
-        life.entries[:] = [Leased(life.ticket, life.agents, life.token)]
-        life.turns, life.results, life.acted, life.parts = [], [], {}, []
-    life.ended = Ended(life.token, None, lost, None, {}, 0.0)
-    life.entries.append(life.ended)
-    life.pending, life.is_whole = None, True
+    if not history.is_whole:
+        history.entries[:] = [Leased(history.ticket, history.agents, history.token)]
+        history.turns, history.results, history.acted, history.parts = [], [], {}, []
+    history.ended = Ended(history.token, None, lost, 0.0)
+    history.entries.append(history.ended)
+    history.pending, history.is_whole = None, True

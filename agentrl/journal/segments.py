@@ -10,14 +10,25 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
 from agentrl.journal.disk import DISK, Disk, write_all
-from agentrl.journal.frames import Corruption, Frame, TornTail, find_identity, frame_bytes, mark_bytes, read_frames
+from agentrl.journal.frames import HEADER_BYTES as FRAME_HEADER_BYTES
+from agentrl.journal.frames import (
+    Corruption,
+    Frame,
+    TornTail,
+    find_identity,
+    frame_bytes,
+    mark_bytes,
+    payload_bytes,
+    read_frames,
+)
 from agentrl.types.errors import StorageError
 
 FORMAT = 1
@@ -25,6 +36,7 @@ _MAGIC = b"AGRLJRNL"
 _HEADER = struct.Struct("<8sIIQQQ")
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+_AHEAD_BYTES = 2**18
 REMEDY = "free space there or repair the disk, then start again: what was acknowledged is kept"
 
 
@@ -51,6 +63,11 @@ class SegmentHeader:
     number: int
     identity: int
     before: Durable = NOTHING
+
+    @property
+    def whole_bytes(self) -> int:
+        """How long the segment is, of one that was written at once and says so of itself; 0 for others."""
+        return self.before.end if self.before.identity == self.identity else 0
 
     def to_bytes(self) -> bytes:
         """The header as it stands at the start of the file."""
@@ -141,6 +158,26 @@ class SegmentFile:
         self.size += len(data)
 
 
+def write_whole(path: Path, entries: Sequence[tuple[int, int, bytes]], disk: Disk = DISK) -> None:
+    """Make a segment that has its name once it holds these entries; sync the folder then. Raises OSError."""
+    identity, end, pieces = secrets.randbits(64), HEADER_BYTES, [b""]
+    for schema, kind, payload in entries:
+        pieces.append(frame_bytes(identity, end, schema, kind, payload))
+        end += len(pieces[-1])
+    pieces.append(mark_bytes(identity, end))  # by which it can be read without its header
+    pieces[0] = SegmentHeader(FORMAT, number_of(path), identity, Durable(identity, end)).to_bytes()
+    draft = path.with_name(f".{path.name}.new")
+    disk.remove(draft)
+    descriptor = disk.create(draft)
+    try:
+        for piece in pieces:
+            write_all(disk, descriptor, piece)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+    disk.rename(draft, path)
+
+
 def read_segment(path: Path, salvage: bool = False, disk: Disk = DISK) -> Iterator[Frame | Corruption | TornTail]:
     """Frames of a segment in order, then a `TornTail` if the file does not end with a whole frame.
 
@@ -170,9 +207,30 @@ def corruption_error(path: Path, found: Corruption) -> StorageError:
     )
 
 
-def proven_end(path: Path, header: SegmentHeader | None) -> int:
-    """Up to which byte the segment behind this one knows it to be durable; 0 without one. Raises OSError."""
-    return _durable_end(path, None if header is None else header.identity, _following_header(path))
+def read_frames_at(path: Path, starts: Iterable[int]) -> Iterator[Frame]:
+    """The frames that begin at these places of a segment. Raises StorageError if one cannot be read."""
+    starts = list(starts)
+    if not starts:  # its writer may have died as it made the file, which then has no header
+        return
+    try:
+        with path.open("rb", _AHEAD_BYTES) as file:
+            header = SegmentHeader.of(file.read(HEADER_BYTES), path)
+            if header is None:
+                raise corruption_error(path, Corruption(0, HEADER_BYTES, "the header cannot be read"))
+            for start in starts:
+                yield _frame_at(path, file, header.identity, start)
+    except OSError as error:
+        raise StorageError(f"journal segment {path} cannot be read: {error}") from error
+
+
+def _frame_at(path: Path, file: BinaryIO, identity: int, start: int) -> Frame:
+    file.seek(start)
+    head = file.read(FRAME_HEADER_BYTES)
+    data = head + file.read(payload_bytes(head))
+    piece = next(read_frames(identity, data, start), TornTail(start, "the file ends here"))
+    if not isinstance(piece, Frame):
+        raise corruption_error(path, Corruption(start, start + len(data), piece.reason))
+    return piece
 
 
 def segment_path(folder: Path, writer: str, number: int) -> Path:
@@ -195,9 +253,10 @@ def writer_of(path: Path) -> str:
     return path.stem.rpartition("-")[0]
 
 
-def sync_folder(folder: Path) -> None:
-    """Let names that were made in a folder outlive a loss of power."""
-    DISK.sync_folder(folder)
+def read_header(path: Path) -> SegmentHeader | None:
+    """A segment's header; None if the file was not yet one when its writer died. Raises OSError, StorageError."""
+    with path.open("rb") as file:
+        return SegmentHeader.of(file.read(HEADER_BYTES), path)
 
 
 def read_durable(path: Path, disk: Disk = DISK) -> Durable:
@@ -206,8 +265,7 @@ def read_durable(path: Path, disk: Disk = DISK) -> Durable:
     end = path.stat().st_size
     for piece in read_segment(path, salvage=True, disk=disk):
         end = min(end, piece.at) if isinstance(piece, TornTail) else end
-    with path.open("rb") as file:
-        header = SegmentHeader.of(file.read(HEADER_BYTES), path)
+    header = read_header(path)
     return NOTHING if header is None else Durable(header.identity, end)
 
 
@@ -215,7 +273,7 @@ def _pieces(path: Path, data: bytes, following: bytes) -> Iterator[Frame | Corru
     header = SegmentHeader.of(data, path)
     body = memoryview(data)[HEADER_BYTES:]
     identity = find_identity(body, HEADER_BYTES) if header is None else header.identity
-    proven = _durable_end(path, identity, following)
+    proven = max(_durable_end(path, identity, following), 0 if header is None else header.whole_bytes)
     # The header is synced before anything is written behind it, so a part of it alone is a torn tail.
     if header is None and not body and not proven:
         yield TornTail(0, "the file has no header")
@@ -239,6 +297,6 @@ def _durable_end(path: Path, identity: int | None, following: bytes) -> int:
     """How many of its bytes the segment behind this one knows to be durable; 0 without one."""
     header = SegmentHeader.of(following, path)
     # A header that nothing stands behind may not be synced yet, and be that of an older file of its name.
-    if header is None or (len(following) <= HEADER_BYTES and header.before.identity != identity):
+    if header is None or header.whole_bytes or (len(following) <= HEADER_BYTES and header.before.identity != identity):
         return 0
     return header.before.end

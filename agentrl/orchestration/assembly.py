@@ -3,52 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from agentrl.buffer.episode_buffer import MemoryBuffer
+from agentrl.buffer.episode_buffer import BufferTerms, EnvironmentTerms, MemoryBuffer
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.step_journal import NoStepJournal
+from agentrl.buffer.tasks import TaskFeed
 from agentrl.inference.config import AttachedEngineConfig
-from agentrl.orchestration.config import PolicyConfig, RunConfig
-from agentrl.orchestration.evaluation import Evaluator
-from agentrl.orchestration.journal import RunJournal
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.evaluation import Evaluator, Exam
 from agentrl.orchestration.local import LocalRuntime
-from agentrl.orchestration.players import build_environments, build_runner, task_sampler
+from agentrl.orchestration.players import build_hosts, build_scorers
 from agentrl.orchestration.recorder import Recorder, RunObserver
 from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.orchestration.run_journal import RunJournal
+from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.serving import Service, Serving, build_serving, evaluation_transport
+from agentrl.orchestration.worker_assembly import build_evaluation_pool, build_pool, num_processes
+from agentrl.orchestration.worker_pool import WorkerPool
 from agentrl.protocols import EnvironmentHost, Runtime, Trainer
-from agentrl.rollouts.journal import NoJournal
-from agentrl.rollouts.runner import EpisodeRunner
 from agentrl.tokens.chat import ChatFormat
-from agentrl.types.batch import WeightsManifest
+from agentrl.types.batch import Canary, WeightsManifest
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
-from agentrl.weights.publisher import StagedPublisher
 
 _CANARY_TEXT = "Name three rivers of Europe, and say how much 17 and 25 are."
 
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """Where a run begins: at its first weights, or at a checkpoint."""
+    """Where a run begins: each policy at its first weights or at a checkpoint, each environment at its next task."""
 
-    version: PolicyVersion
-    frontier: FrontierState = field(default_factory=FrontierState)
-    checkpoint: Path | None = None
+    versions: dict[str, PolicyVersion]
+    frontiers: dict[str, FrontierState] = field(default_factory=dict)
+    checkpoints: dict[str, Path] = field(default_factory=dict)
+    number: int = 0
+    """Checkpoints that the run has made."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyParts:
-    """What serves and trains one policy."""
+    """What serves one policy, and what trains it: nothing, if it is frozen."""
 
-    trainer: Trainer
     serving: Serving
+    trainer: Trainer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +66,24 @@ class RunParts:
     runtime: Runtime
     policies: dict[str, PolicyParts]
     buffer: MemoryBuffer
-    runner: EpisodeRunner
+    pool: WorkerPool
+    scoring: Scoring
     evaluator: Evaluator | None
     recorder: Recorder
     observer: RunObserver
     journal: RunJournal
+    services: tuple[Service, ...] = ()
+    """Loops that look after engines and tasks as long as the run lasts."""
 
-    @property
-    def services(self) -> list[Service]:
-        """Loops that look after the engines of all policies."""
-        return [service for parts in self.policies.values() for service in parts.serving.services]
+    def trainer(self, policy: str) -> Trainer:
+        """What trains a policy that is not frozen."""
+        trainer = self.policies[policy].trainer
+        assert trainer is not None
+        return trainer
+
+    def counted(self, policy: str) -> dict[str, float]:
+        """What was counted of a policy's engines, of the workers and of scoring since the run's process began."""
+        return {**self.policies[policy].serving.metrics(), **self.pool.metrics(), **self.scoring.counts}
 
 
 @asynccontextmanager
@@ -84,127 +97,183 @@ async def assembled(
     """
     runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
     recorder = Recorder(run, config.name, observer)
-    environments = build_environments(config, run.logs)
+    recorder.follow({policy: config.played_by(policy) for policy in config.trained})
+    hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0)
     try:
-        observer.on_start(str(run.path), config.steps)
+        observer.on_start(str(run.path), config.steps, config.trained)
         observer.on_phase("starting engines and trainer")
-        parts = await _assemble(config, run, start, observer, runtime, recorder, environments, journal)
+        parts = await _Assembly(config, run, start, observer, runtime, recorder, hosts, journal).build()
         try:
             yield parts
         finally:
             await asyncio.gather(*(policy.serving.publisher.close() for policy in parts.policies.values()))
     finally:
         await runtime.close()
-        await environments.close()
+        await asyncio.gather(*(host.close() for host in hosts.values()))
         recorder.close()
 
 
-async def _assemble(
-    config: RunConfig,
-    run: RunDirectory,
-    start: StartPoint,
-    observer: RunObserver,
-    runtime: Runtime,
-    recorder: Recorder,
-    environments: EnvironmentHost,
-    journal: RunJournal,
-) -> RunParts:
-    name, policy = next(iter(config.policies.items()))
-    # With LoRA engines keep the base weights, and a checkpoint's adapter comes to them as every later one does.
-    model = policy.model if policy.trainer.lora is not None else start.checkpoint or policy.model
-    chat = ChatFormat.load(model, policy.chat)
-    chat.log_limits()
-    async with asyncio.TaskGroup() as starting:
-        engines = starting.create_task(runtime.start_engines(name, model, start.version))
-        # The trainer goes on reading files of its model, and checkpoints are pruned: it starts from the first model.
-        trainer = starting.create_task(runtime.start_trainer(name, policy.model, start.version))
+@dataclass(frozen=True, slots=True)
+class _Assembly:
+    """Starts the components of one run, those of all policies at once."""
+
+    config: RunConfig
+    run: RunDirectory
+    start: StartPoint
+    observer: RunObserver
+    runtime: Runtime
+    recorder: Recorder
+    hosts: Mapping[str, EnvironmentHost]
+    journal: RunJournal
+
+    async def build(self) -> RunParts:
+        """Everything, with engines that have shown what they hold. Raises AgentRLError."""
+        config, journal = self.config, self.journal
+        chats = {name: self._chat(name) for name in config.policies}
         evaluator = None
-        if config.evaluation.is_wanted:
-            evaluation = start_evaluator(config, runtime, chat, environments, model, start.version)
-            evaluator = starting.create_task(evaluation)
-    if start.checkpoint is not None:
-        await trainer.result().restore(start.checkpoint)
-    first = await _first_weights(name, model, start.version, chat, trainer.result())
-    serving = build_serving(policy, engines.result(), runtime, first, run.logs)
-    await _prove_first(policy, serving.publisher, first, start, evaluator.result() if evaluator else None)
-    buffer = MemoryBuffer(
-        config.buffer,
-        places=config.rollout.concurrency,
-        max_attempts=config.rollout.max_attempts,
-        max_consecutive_failures=config.rollout.max_consecutive_failures,
-        sample_task=task_sampler(config, Split.TRAIN),
-        seed=config.seed,
-        versions={name: start.version},
-        frontier=start.frontier,
-        ledger=Ledger(recorder.write_ledger_line),
-        max_groups=_groups_left(config, start, journal),
-        journal=journal.buffer,
-    )
-    buffer.restore(journal.recovered)
-    return RunParts(
-        config=config,
-        run=run,
-        start=start,
-        runtime=runtime,
-        policies={name: PolicyParts(trainer.result(), serving)},
-        buffer=buffer,
-        runner=build_runner(config, serving.router, chat, environments, journal.rollouts),
-        evaluator=evaluator.result() if evaluator else None,
-        recorder=recorder,
-        observer=observer,
-        journal=journal,
-    )
+        async with asyncio.TaskGroup() as starting:
+            tasks = {name: starting.create_task(self._start_policy(name, chats[name])) for name in config.policies}
+            if any(map(config.is_evaluated, config.trained)):
+                models = {name: self._model(name) for name in config.policies}
+                evaluation = start_evaluator(
+                    config, self.run.logs, self.runtime, chats, self.hosts, models, self.start.versions
+                )
+                evaluator = starting.create_task(evaluation)
+        started = {name: task.result() for name, task in tasks.items()}
+        policies = {name: parts for name, (parts, _) in started.items()}
+        for name, (parts, first) in started.items():
+            await self._prove_first(name, parts, first, evaluator.result() if evaluator else None)
+        feed = TaskFeed({name: partial(host.sample, Split.TRAIN, config.seed) for name, host in self.hosts.items()})
+        buffer = MemoryBuffer(
+            self._terms(), feed, self.start.frontiers, Ledger(self.recorder.write_ledger_line), journal.buffer
+        )
+        buffer.restore(journal.recovered)
+        routers = {name: parts.serving.router for name, parts in policies.items()}
+        services = [service for parts in policies.values() for service in parts.serving.services]
+        return RunParts(
+            config=config,
+            run=self.run,
+            start=self.start,
+            runtime=self.runtime,
+            policies=policies,
+            buffer=buffer,
+            pool=build_pool(config, self.run.logs, routers, chats, self.hosts, journal),
+            scoring=Scoring(build_scorers(config), journal.buffer),
+            evaluator=evaluator.result() if evaluator else None,
+            recorder=self.recorder,
+            observer=self.observer,
+            journal=journal,
+            services=(*services, feed.run),
+        )
+
+    def _chat(self, policy: str) -> ChatFormat:
+        chat = ChatFormat.load(self._model(policy), self.config.policies[policy].chat)
+        chat.log_limits()
+        return chat
+
+    def _model(self, policy: str) -> Path:
+        """The folder that a policy's engines begin with."""
+        config = self.config.policies[policy]
+        # With LoRA engines keep the base weights, and a checkpoint's adapter comes to them as every later one does.
+        return config.model if config.trainer.lora is not None else self.start.checkpoints.get(policy, config.model)
+
+    async def _start_policy(self, policy: str, chat: ChatFormat) -> tuple[PolicyParts, WeightsManifest]:
+        """A policy's engines and trainer, and the weights that its engines are to hold."""
+        config, version, model = self.config.policies[policy], self.start.versions[policy], self._model(policy)
+        async with asyncio.TaskGroup() as starting:
+            engines = starting.create_task(self.runtime.start_engines(policy, model, version))
+            trainer = starting.create_task(self._start_trainer(policy))
+        canary = await _canary(chat, trainer.result())
+        # Of a frozen policy nobody makes a canary: its engines show their version and the layout of their weights.
+        first = WeightsManifest(policy, version, str(model.resolve()), {}, 0, canary)
+        serving = build_serving(config, engines.result(), self.runtime, first, self.run.logs)
+        return PolicyParts(serving, trainer.result()), first
+
+    async def _start_trainer(self, policy: str) -> Trainer | None:
+        if self.config.policies[policy].frozen:
+            return None
+        # The trainer goes on reading files of its model, and checkpoints are pruned: it starts from the first model.
+        model, version = self.config.policies[policy].model, self.start.versions[policy]
+        trainer = await self.runtime.start_trainer(policy, model, version)
+        if policy in self.start.checkpoints:
+            await trainer.restore(self.start.checkpoints[policy])
+        return trainer
+
+    async def _prove_first(
+        self, policy: str, parts: PolicyParts, first: WeightsManifest, evaluator: Evaluator | None
+    ) -> None:
+        """Have the engines hold the first weights, and show that they do. Raises PublishError if none takes them."""
+        config, checkpoint = self.config.policies[policy], self.start.checkpoints.get(policy)
+        # Nobody brings engines back yet, so that there is nothing to wait for if all of them fail.
+        if config.trainer.lora is not None and checkpoint is not None:
+            adapter = replace(first, path=str((checkpoint / ADAPTER_FOLDER).resolve()), kind="adapter")
+            await parts.serving.publisher.begin(adapter)
+            if evaluator is not None:
+                await evaluator.load(adapter)
+        elif isinstance(config.engine, AttachedEngineConfig):
+            # Nobody knows what an earlier run, or whoever started the engine, left in it.
+            await parts.serving.publisher.begin(first)
+        else:
+            await parts.serving.publisher.prove()
+
+    def _terms(self) -> BufferTerms:
+        config = self.config
+        return BufferTerms(
+            configs={policy: config.buffer_of(policy) for policy in config.trained},
+            environments={
+                name: EnvironmentTerms(section.weight, config.trained_in(name))
+                for name, section in config.environments.items()
+            },
+            versions=self.start.versions,
+            seed=config.seed,
+            places=config.rollout.concurrency,
+            max_attempts=config.rollout.max_attempts,
+            max_consecutive_failures=config.rollout.max_consecutive_failures,
+            max_groups=self._max_groups(),
+        )
+
+    def _max_groups(self) -> dict[str, int]:
+        """With staleness 0 nothing is generated that no step will take, so that two runs end alike."""
+        bounds = {}
+        recovered = self.journal.recovered
+        for policy in self.config.trained:
+            config = self.config.buffer_of(policy)
+            if config.max_staleness == 0 and config.group_filter == "none":
+                redone = {group.number for step in recovered.redo.get(policy, ()) for group in step.groups}
+                waiting = {group.number for group in recovered.groups if policy in group.waits_for}
+                steps = self.config.steps - self.start.versions[policy].step
+                bounds[policy] = steps * config.groups_per_step - len(redone | waiting)
+        return bounds
 
 
-async def _first_weights(
-    name: str, model: Path, version: PolicyVersion, chat: ChatFormat, trainer: Trainer
-) -> WeightsManifest:
-    """What engines are to hold at the start, with what the trainer says of some words under the same weights."""
-    canary = await trainer.canary(chat.open([Message(Role.USER, _CANARY_TEXT)], []).tolist())
-    return WeightsManifest(name, version, str(model.resolve()), {}, 0, canary)
-
-
-async def _prove_first(
-    policy: PolicyConfig,
-    publisher: StagedPublisher,
-    first: WeightsManifest,
-    start: StartPoint,
-    evaluator: Evaluator | None,
-) -> None:
-    """Have the engines hold the first weights, and show that they do. Raises PublishError if none takes them."""
-    # Nobody brings engines back yet, so that there is nothing to wait for if all of them fail.
-    if policy.trainer.lora is not None and start.checkpoint is not None:
-        adapter = replace(first, path=str((start.checkpoint / ADAPTER_FOLDER).resolve()), kind="adapter")
-        await publisher.begin(adapter)
-        if evaluator is not None:
-            await evaluator.load(adapter)
-    elif isinstance(policy.engine, AttachedEngineConfig):
-        # Nobody knows what an earlier run, or whoever started the engine, left in it.
-        await publisher.begin(first)
-    else:
-        await publisher.prove()
+async def _canary(chat: ChatFormat, trainer: Trainer | None) -> Canary | None:
+    """What the trainer says of some words under the first weights."""
+    if trainer is None:
+        return None
+    return await trainer.canary(chat.open([Message(Role.USER, _CANARY_TEXT)], []).tolist())
 
 
 async def start_evaluator(
     config: RunConfig,
+    logs: Path,
     runtime: Runtime,
-    chat: ChatFormat,
-    environments: EnvironmentHost,
-    model: Path,
-    version: PolicyVersion,
+    chats: Mapping[str, ChatFormat],
+    hosts: Mapping[str, EnvironmentHost],
+    models: Mapping[str, Path],
+    versions: Mapping[str, PolicyVersion],
 ) -> Evaluator:
-    """An evaluator with an engine of its own. Raises ConfigError or EngineError."""
-    name = next(iter(config.policies))
-    engine = await runtime.start_evaluation_engine(name, model, version)
-    runner = build_runner(config, engine, chat, environments, NoJournal())
-    sample_task = task_sampler(config, Split.HELDOUT)
-    transport = evaluation_transport(config.policies[name])
-    return Evaluator(name, engine, transport, runner, sample_task, config.evaluation.concurrency)
-
-
-def _groups_left(config: RunConfig, start: StartPoint, journal: RunJournal) -> int | None:
-    """With staleness 0 nothing is generated that no step will take, so that two runs end alike."""
-    if config.buffer.max_staleness > 0 or config.buffer.group_filter != "none":
-        return None
-    known = len(journal.recovered.groups) + sum(len(step.groups) for step in journal.recovered.redo)
-    return (config.steps - start.version.step) * config.buffer.groups_per_step - known
+    """An evaluator with an engine of its own for each policy. Raises ConfigError or EngineError."""
+    names = list(config.policies)
+    started = await asyncio.gather(
+        *(runtime.start_evaluation_engine(name, models[name], versions[name]) for name in names)
+    )
+    engines = dict(zip(names, started, strict=True))
+    exam = Exam(
+        pool=build_evaluation_pool(config, logs, engines, chats, hosts),
+        hosts=hosts,
+        policies={name: config.trained_in(name) for name, section in config.environments.items() if section.evaluated},
+        seed=config.seed,
+        concurrency=config.evaluation.concurrency,
+    )
+    transports = {name: evaluation_transport(config.policies[name]) for name in names}
+    return Evaluator(engines, transports, exam, Scoring(build_scorers(config), NoStepJournal()))

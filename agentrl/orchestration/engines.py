@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig
-from agentrl.inference.ownership import check_swaps_in_place, release, take
+from agentrl.inference.ownership import check_swaps_in_place, release, take, wake
 from agentrl.orchestration.commands import EngineLaunch, engine_command
 from agentrl.process.parent import supervised_environment
 from agentrl.process.ports import free_port
@@ -138,6 +138,11 @@ class Attachment:
             raise
         try:
             await take(engine, self.version, self.config.take_over)
+            if await wake(engine):
+                _log.warning(
+                    "engine %s at %s had been left paused by whoever used it before; it generates again",
+                    self.name, self.url,
+                )  # fmt: skip
         except BaseException:
             await let_go(engine)
             raise
@@ -160,7 +165,7 @@ def attachments(
 
 
 async def let_go(engine: EngineClient) -> None:
-    """Leave an engine to the next run; one that does not answer has lost this run's mark with its process."""
+    """Leave an engine to the next run, generating; one that does not answer has lost this run's mark and its pause."""
     with contextlib.suppress(EngineError):
         await release(engine)
     await engine.close()

@@ -1,4 +1,4 @@
-"""Evaluation on held-out tasks at a pinned version, on an engine apart from the rollouts'."""
+"""Evaluation on held-out tasks at pinned versions, on engines apart from the rollouts'."""
 
 from __future__ import annotations
 
@@ -6,33 +6,41 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.protocols import Engine, WeightTransport
-from agentrl.rollouts.runner import EpisodeRunner
+from agentrl.orchestration.scoring import Scoring
+from agentrl.orchestration.worker_pool import WorkerPool
+from agentrl.protocols import Engine, EnvironmentHost, WeightTransport
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.episode import Episode, Ticket
-from agentrl.types.errors import StalledError
-from agentrl.types.task import Task
+from agentrl.types.errors import ConfigError, StalledError
+from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.receipts import check_receipt
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a version did on held-out tasks.
+    """What a version of a policy did on held-out tasks.
 
-    Failed episodes (environment or engine) are left out of the mean and counted. The same tasks are
-    drawn with the same random numbers at every version, so two evaluations differ by the policy.
+    `by_environment` has the rewards of the policy's agents in each environment. Failed episodes (environment or
+    engine) are left out of the mean and counted. The same tasks are drawn with the same random numbers at every
+    version, so two evaluations differ by the policy, and by what the others of its environments have learned.
     """
 
     version: PolicyVersion
-    rewards: tuple[float, ...]
+    by_environment: dict[str, tuple[float, ...]]
     num_failed: int
     turns: float
     seconds: float
     sample: tuple[Episode, ...]
+    policy: str = "main"
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Rewards of all environments."""
+        return tuple(reward for rewards in self.by_environment.values() for reward in rewards)
 
     @property
     def mean(self) -> float:
@@ -46,7 +54,8 @@ class Evaluation:
         return math.sqrt(variance / len(self.rewards))
 
     def metrics(self) -> dict[str, float]:
-        """Scalars under ``eval/``."""
+        """Scalars under ``eval/``; of several environments each one's mean, too."""
+        several = self.by_environment if len(self.by_environment) > 1 else {}
         return {
             "eval/reward_mean": self.mean,
             "eval/reward_standard_error": self.standard_error,
@@ -54,73 +63,114 @@ class Evaluation:
             "eval/failed_episodes": float(self.num_failed),
             "eval/turns_mean": self.turns,
             "time/evaluation_s": self.seconds,
+            **{f"eval/{name}/reward_mean": sum(r) / len(r) for name, r in several.items() if r},
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """What an evaluator plays, and by whom: hosts by environment, and the policies that are trained in each."""
+
+    pool: WorkerPool
+    hosts: Mapping[str, EnvironmentHost]
+    policies: Mapping[str, tuple[str, ...]]
+    seed: int
+    concurrency: int
+
+
 class Evaluator:
-    """Plays held-out tasks on one engine; its weights change only here, between evaluations."""
+    """Plays held-out tasks on an engine for each policy; their weights change only here, between evaluations."""
 
     def __init__(
-        self,
-        policy: str,
-        engine: Engine,
-        transport: WeightTransport,
-        runner: EpisodeRunner,
-        sample_task: Callable[[int], Task],
-        concurrency: int,
+        self, engines: Mapping[str, Engine], transports: Mapping[str, WeightTransport], exam: Exam, scoring: Scoring
     ) -> None:
-        self._policy, self._engine, self._transport = policy, engine, transport
-        self._runner, self._sample_task = runner, sample_task
-        self._concurrency = concurrency
+        self._engines, self._transports = dict(engines), dict(transports)
+        self._exam, self._scoring = exam, scoring
+        self._loaded: dict[str, PolicyVersion] = {}
 
     async def load(self, manifest: WeightsManifest) -> None:
-        """Bring a version to the engine and check its receipt. Raises EngineError."""
-        await self._engine.pause()
-        await self._transport.send(self._engine, manifest)
-        check_receipt(await self._engine.receipt(), manifest)
-        await self._engine.resume()
+        """Bring a version to its policy's engine and check its receipt, unless it is there. Raises EngineError."""
+        if self._loaded.get(manifest.policy) == manifest.version:
+            return
+        engine = self._engines[manifest.policy]
+        await engine.pause()
+        await self._transports[manifest.policy].send(engine, manifest)
+        check_receipt(await engine.receipt(), manifest)
+        await engine.resume()
+        self._loaded[manifest.policy] = manifest.version
 
     async def run(
-        self, version: PolicyVersion, num_tasks: int, on_episode: Callable[[int], None] = lambda done: None
+        self,
+        policy: str,
+        version: PolicyVersion,
+        num_tasks: int,
+        on_episode: Callable[[int, int], None] = lambda done, total: None,
     ) -> Evaluation:
-        """Play the first `num_tasks` held-out tasks with the weights that are loaded.
+        """Play the first `num_tasks` held-out tasks of each environment of a policy with the weights that are loaded.
 
-        Waits for: all episodes. Unblocked by: their ends or deadlines.
+        `on_episode` hears how many episodes are over, and of how many. Waits for: all episodes. Unblocked by: their
+        ends or deadlines.
 
         Raises:
+            ConfigError: the policy has no environment that is evaluated.
             StalledError: every episode failed.
         """
         started = time.monotonic()
-        places = asyncio.Semaphore(self._concurrency)
-        done = 0
+        names = [name for name, policies in self._exam.policies.items() if policy in policies]
+        if not names:
+            raise ConfigError(f"no environment in which policy '{policy}' is trained has evaluated = true")
+        tickets = await self._tickets(names, {**self._loaded, policy: version}, num_tasks)
+        places, done = asyncio.Semaphore(self._exam.concurrency), 0
 
-        async def play(ordinal: int) -> Episode:
+        async def play(ticket: Ticket) -> Episode:
             nonlocal done
             async with places:
-                episode = await self._runner.run(self._runner.open(self._ticket(ordinal, version)), _nothing)
+                played = await self._exam.pool.play(ticket, (), _nothing)
+                episode = await self._scoring.add_recorded(await self._scoring.complete(played))
             done += 1
-            on_episode(done)
+            on_episode(done, len(tickets))
             return episode
 
-        episodes = await asyncio.gather(*(play(ordinal) for ordinal in range(num_tasks)))
+        async with self._exam.pool.running():
+            episodes = await asyncio.gather(*(play(ticket) for ticket in tickets))
         scored = [e for e in episodes if e.failure is None and e.reward is not None]
         if not scored:
-            raise StalledError(f"all {num_tasks} evaluation episodes failed; the last: {episodes[-1].failure}")
+            raise StalledError(f"all {len(episodes)} evaluation episodes failed; the last: {episodes[-1].failure}")
         return Evaluation(
             version=version,
-            rewards=tuple(float(e.reward or 0.0) for e in scored),
+            by_environment={
+                name: _rewards((e for e in scored if e.ticket.environment == name), policy) for name in names
+            },
             num_failed=len(episodes) - len(scored),
             turns=sum(len(e.turns) for e in scored) / len(scored),
             seconds=time.monotonic() - started,
             sample=tuple(episodes[:8]),
+            policy=policy,
         )
 
-    def _ticket(self, ordinal: int, version: PolicyVersion) -> Ticket:
-        name = f"heldout-{ordinal:06d}"
-        seed = hashlib.blake2b(name.encode(), digest_size=6).digest()
-        return Ticket(
-            name, self._sample_task(ordinal), ordinal, 0, 0, int.from_bytes(seed, "little"), {self._policy: version}
-        )
+    async def _tickets(
+        self, environments: Sequence[str], versions: dict[str, PolicyVersion], num_tasks: int
+    ) -> list[Ticket]:
+        """Each environment's tasks in turn: an episode has the same number however many tasks there are."""
+        sampled = [
+            await self._exam.hosts[name].sample(Split.HELDOUT, self._exam.seed, range(num_tasks))
+            for name in environments
+        ]
+        rounds = (zip(environments, tasks, strict=True) for tasks in zip(*sampled, strict=True))
+        turns = (turn for of_round in rounds for turn in of_round)
+        return [_ticket(number, name, task, versions) for number, (name, task) in enumerate(turns)]
+
+
+def _ticket(number: int, environment: str, task: Task, versions: dict[str, PolicyVersion]) -> Ticket:
+    name = f"heldout-{number:06d}"
+    seed = hashlib.blake2b(name.encode(), digest_size=6).digest()
+    return Ticket(name, task, number, 0, 0, int.from_bytes(seed, "little"), versions, environment)
+
+
+def _rewards(scored: Iterable[Episode], policy: str) -> tuple[float, ...]:
+    """A policy's reward in each episode: the mean over its agents."""
+    of_each = (episode.rewards_of(policy).values() for episode in scored)
+    return tuple(sum(rewards) / len(rewards) for rewards in of_each)
 
 
 async def _nothing() -> None:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from agentrl.buffer.frontier import FrontierState
 from agentrl.journal.claim import Claim
-from agentrl.journal.rewriting import finish_rewriting
 from agentrl.orchestration.assembly import StartPoint, assembled, start_evaluator
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.evaluation import Evaluation
-from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.local import LocalRuntime
-from agentrl.orchestration.players import build_environments
+from agentrl.orchestration.players import build_hosts
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
+from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.shutdown import RunSummary, first_failure
+from agentrl.orchestration.worker_assembly import num_processes
 from agentrl.process.heap import gc_frozen
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError
-from agentrl.types.version import PolicyVersion
+from agentrl.types.version import FIRST_VERSION, PolicyVersion
 
-_FIRST = PolicyVersion(0, 0)
+_log = logging.getLogger(__name__)
 
 
 async def start_run(config: RunConfig, observer: RunObserver) -> RunSummary:
@@ -60,31 +60,64 @@ async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = Fals
 
 
 def _start_point(config: RunConfig, run: RunDirectory) -> tuple[StartPoint, Progress]:
-    folder, progress = run.latest_checkpoint() or (None, Progress(_FIRST, FrontierState()))
-    version, state = progress.version, run.state()
+    first = Progress(dict.fromkeys(config.policies, FIRST_VERSION))
+    progress = run.latest_checkpoint() or first
+    versions = {**first.versions, **progress.versions}
+    folders = {policy: run.saved(policy, version) for policy, version in versions.items()}
+    checkpoints = {policy: folder for policy, folder in folders.items() if folder is not None}
+    for policy, version in versions.items():
+        if version.step and policy not in checkpoints:
+            raise StorageError(
+                f"{run.checkpoint(policy, version.step)} is missing, which the newest checkpoint names as that of "
+                f"policy '{policy}'; put it back"
+            )
+    state = run.state()
     if config.journal.kind == "none" and state is not None:
-        version = PolicyVersion(state.version.epoch + 1, version.step)
-    return StartPoint(version, progress.frontier, folder), progress
+        epoch = 1 + max(version.epoch for version in state.versions.values())
+        versions = {policy: PolicyVersion(epoch, version.step) for policy, version in versions.items()}
+    progress = replace(progress, versions={policy: versions[policy] for policy in config.trained})
+    return StartPoint(versions, progress.frontiers, checkpoints, progress.number), progress
 
 
 async def evaluate_model(
-    config: RunConfig, model: Path, num_tasks: int, on_progress: Callable[[int, int, str], None]
+    config: RunConfig,
+    policy: str,
+    models: Mapping[str, Path],
+    versions: Mapping[str, PolicyVersion],
+    num_tasks: int,
+    on_progress: Callable[[int, int, str], None],
 ) -> Evaluation:
-    """Evaluate a model folder on held-out tasks, with an engine for the occasion. Raises AgentRLError."""
+    """Evaluate a policy on held-out tasks, with engines for the occasion over each policy's model folder.
+
+    `versions` are the names of their weights.
+
+    Raises:
+        AgentRLError: an engine or all episodes failed.
+    """
     with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as logs:
         runtime = LocalRuntime(config, Path(logs))
-        environments = build_environments(config, Path(logs))
-        chat = ChatFormat.load(model, next(iter(config.policies.values())).chat)
-        chat.log_limits()
+        hosts = await build_hosts(config, Path(logs), plays=num_processes(config) == 0)
+        chats = {name: ChatFormat.load(models[name], settings.chat) for name, settings in config.policies.items()}
+        for chat in chats.values():
+            chat.log_limits()
         try:
-            evaluator = await start_evaluator(config, runtime, chat, environments, model, _FIRST)
-            return await evaluator.run(_FIRST, num_tasks, lambda done: on_progress(done, num_tasks, "episodes"))
+            evaluator = await start_evaluator(config, Path(logs), runtime, chats, hosts, models, versions)
+
+            def on_episode(done: int, of: int) -> None:
+                on_progress(done, of, "episodes")
+
+            return await evaluator.run(policy, versions[policy], num_tasks, on_episode)
         finally:
             await runtime.close()
-            await environments.close()
+            await asyncio.gather(*(host.close() for host in hosts.values()))
 
 
 async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_salvaged: bool = False) -> RunSummary:
+    if any(config.buffer_of(policy).max_staleness == "unbounded" for policy in config.trained):
+        _log.warning(
+            "buffer.max_staleness = 'unbounded': tokens of any age are trained, and episodes pile up if they come "
+            "faster than steps; watch buffer/staleness_max_steps and buffer/ready_episodes"
+        )
     start, journal = await asyncio.to_thread(_begin, config, run, is_salvaged)
     try:
         async with assembled(config, run, start, observer, journal) as parts:
@@ -93,11 +126,11 @@ async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_s
     except BaseExceptionGroup as group:
         error = first_failure(group)
         if journal.is_held:
-            _note_failure(run, start.version, error)
+            _note_failure(run, start.versions, error)
         raise error from None
     except AgentRLError as error:
         if journal.is_held:
-            _note_failure(run, start.version, error)
+            _note_failure(run, start.versions, error)
         raise
     finally:
         await journal.close()
@@ -107,30 +140,30 @@ def _begin(config: RunConfig, run: RunDirectory, is_salvaged: bool) -> tuple[Sta
     """Where the run goes on from. It is claimed first: another process may be at work on it until then."""
     if config.journal.kind == "none":
         start, progress = _start_point(config, run)
-        _cut_ledger(run, start, progress, is_salvaged)
+        _cut_ledger(run, progress, is_salvaged)
         return start, RunJournal.none()
-    finish_rewriting(run.journal)
     claim = Claim.take(run.journal)
     start, progress = _start_point(config, run)
-    in_ledger = _cut_ledger(run, start, progress, is_salvaged)
+    in_ledger = _cut_ledger(run, progress, is_salvaged)
     return start, RunJournal.open(claim, run, config, progress, in_ledger, is_salvaged)
 
 
-def _cut_ledger(run: RunDirectory, start: StartPoint, progress: Progress, is_salvaged: bool) -> set[str]:
+def _cut_ledger(run: RunDirectory, progress: Progress, is_salvaged: bool) -> set[str]:
     """Names of the episodes that stay on the ledger. Raises StorageError if it is short and not to be salvaged."""
     in_ledger = run.cut_ledger(progress.ledger_bytes, is_salvaged)
     kept_bytes = run.ledger.stat().st_size if run.ledger.is_file() else 0
-    if start.checkpoint is not None and kept_bytes != progress.ledger_bytes:
+    newest = next(run.checkpoints(), None)
+    if newest is not None and kept_bytes != progress.ledger_bytes:
         # From here on the checkpoint ends where the ledger does, or the next resume would cut among later lines.
-        run.write_progress(start.checkpoint, replace(progress, ledger_bytes=kept_bytes))
+        run.write_progress(newest[0], replace(progress, ledger_bytes=kept_bytes))
     return in_ledger
 
 
-def _note_failure(run: RunDirectory, version: PolicyVersion, error: BaseException) -> None:
+def _note_failure(run: RunDirectory, versions: dict[str, PolicyVersion], error: BaseException) -> None:
     """Leave the reason in the run folder, unless the controller did, or the disk takes nothing more."""
     try:
         state = run.state()
         if state is None or state.status is RunStatus.RUNNING:
-            run.write_state(RunState(RunStatus.FAILED, state.version if state else version, str(error)))
+            run.write_state(RunState(RunStatus.FAILED, state.versions if state else versions, str(error)))
     except StorageError:
         return

@@ -68,7 +68,7 @@ class LocalRuntime:
             version,
             config.trainer,
             config.algorithm,
-            self._config.rollout.sampling.temperature,
+            self._config.sampling_of(policy).temperature,
             self._logs,
         )
         self._trainers.append(trainer)
@@ -112,9 +112,10 @@ class LocalRuntime:
         for task in self._watches:
             task.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
+        # First, since others wait for these.
+        await asyncio.gather(*(let_go(client) for _, client in self._attached.values()))
         await asyncio.gather(*(trainer.close() for trainer in self._trainers))
         await asyncio.gather(*(process.close() for process in self._processes.values()))
-        await asyncio.gather(*(let_go(client) for _, client in self._attached.values()))
 
     async def _report_end(self, name: str) -> None:
         """Waits for: the end of one engine. Unblocked by: it, or close."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl import registry
-from agentrl.envs.definition import load_environment
-from agentrl.envs.hosting import build_host
-from agentrl.orchestration.config import RunConfig
+from agentrl.envs.hosting import build_described_host, build_host
+from agentrl.orchestration.config import EnvironmentSection, RunConfig
+from agentrl.orchestration.scoring import LateScorer
 from agentrl.protocols import EnvironmentHost, Scaffold
+from agentrl.rewards.config import FunctionScorerConfig, VerifierConfig
+from agentrl.rewards.function import FunctionScorer
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.config import ScaffoldConfig
-from agentrl.rollouts.journal import EpisodeJournal
-from agentrl.rollouts.replay import Generating
+from agentrl.rollouts.episode_log import EpisodeJournal
+from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.tokens.chat import ChatFormat
+from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
-from agentrl.types.task import Split, Task
 
 
 def build_scaffold(config: ScaffoldConfig) -> Scaffold:
@@ -35,26 +38,91 @@ def build_scaffold(config: ScaffoldConfig) -> Scaffold:
     return scaffold
 
 
-def build_environments(config: RunConfig, logs: Path) -> EnvironmentHost:
-    """Where the run's environments live. Raises ConfigError."""
-    return build_host(config.environment, config.rollout.limits.tool_s, logs)
+async def build_hosts(
+    config: RunConfig, logs: Path, plays: bool = True, known: Mapping[str, EnvironmentDescription] | None = None
+) -> dict[str, EnvironmentHost]:
+    """Where the instances of each of the run's environments live; unless they are `known`, they describe themselves.
 
+    Of an environment that is placed inline, a process that `plays` no episodes has workers too: it needs tasks alone.
 
-def build_runner(
-    config: RunConfig, engine: Generating, chat: ChatFormat, environments: EnvironmentHost, journal: EpisodeJournal
-) -> EpisodeRunner:
-    """A runner of the run's environment and scaffold over an engine or a router of engines."""
-    policy = next(iter(config.policies))
-    sampling = config.rollout.sampling
-    routing = routing_of(config.policies[policy].model) if sampling.routed_experts else None
-    return EpisodeRunner(
-        player=Player(policy, engine, chat, sampling.build(routing)),
-        scaffold=build_scaffold(config.scaffold),
-        environments=environments,
-        scorer=Verifier(config.rollout.limits.tool_s),
-        journal=journal,
-        limits=config.rollout.limits.build(),
+    Waits for: the descriptions, all at once. Unblocked by: these, or their deadlines.
+
+    Raises:
+        ConfigError: an environment cannot be loaded, or refuses its options.
+    """
+    apart = {} if plays else {"placement": "process"}
+
+    async def build(name: str, section: EnvironmentSection) -> EnvironmentHost:
+        placed, call_s, label = section.model_copy(update=apart), config.limits_of(name).tool_s, f"environment-{name}"
+        if known is not None:
+            return build_described_host(placed, known[name], call_s, logs, label)
+        return await build_host(placed, call_s, logs, label)
+
+    outcomes = await asyncio.gather(
+        *(build(name, section) for name, section in config.environments.items()), return_exceptions=True
     )
+    hosts = {
+        name: host
+        for name, host in zip(config.environments, outcomes, strict=True)
+        if not isinstance(host, BaseException)
+    }
+    failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+    if failure is not None:
+        await asyncio.gather(*(host.close() for host in hosts.values()))
+        raise failure
+    return hosts
+
+
+def build_runners(
+    config: RunConfig,
+    engines: Mapping[str, Generating],
+    chats: Mapping[str, ChatFormat],
+    hosts: Mapping[str, EnvironmentHost],
+    journal: EpisodeJournal,
+) -> dict[str, EpisodeRunner]:
+    """A runner for each environment, over an engine or a router of engines for each policy. Raises ConfigError."""
+    players = {policy: _build_player(config, policy, engines[policy], chats[policy]) for policy in config.policies}
+    return {
+        name: EpisodeRunner(
+            players={agent: players[policy] for agent, policy in config.agents_of(name).items()},
+            scaffold=build_scaffold(section.scaffold),
+            environments=hosts[name],
+            verifier=_build_verifier(section, config.limits_of(name).tool_s),
+            journal=journal,
+            limits=config.limits_of(name).build(),
+        )
+        for name, section in config.environments.items()
+    }
+
+
+def build_scorers(config: RunConfig) -> dict[str, list[LateScorer]]:
+    """Of each environment the scorers that need no live environment. Raises ConfigError."""
+    return {
+        name: [
+            LateScorer(_build_function_scorer(scorer), scorer.if_missing == "leave_out")
+            for scorer in section.scorers
+            if isinstance(scorer, FunctionScorerConfig)
+        ]
+        for name, section in config.environments.items()
+    }
+
+
+def _build_player(config: RunConfig, policy: str, engine: Generating, chat: ChatFormat) -> Player:
+    sampling, limits = config.sampling_of(policy), config.policies[policy].limits
+    routing = routing_of(config.policies[policy].model) if sampling.routed_experts else None
+    return Player(policy, engine, chat, sampling.build(routing), limits.build() if limits is not None else None)
+
+
+def _build_verifier(section: EnvironmentSection, timeout_s: float) -> Verifier | None:
+    found = [scorer for scorer in section.scorers if isinstance(scorer, VerifierConfig)]
+    return Verifier(timeout_s, found[0].name, found[0].weight) if found else None
+
+
+def _build_function_scorer(config: FunctionScorerConfig) -> FunctionScorer:
+    function = registry.load_target(config.function)
+    if not callable(function):
+        raise ConfigError(f"scorer '{config.name}': {config.function} is a {type(function).__name__}, not a function")
+    return FunctionScorer(function, config.name, config.weight, config.timeout_s)
 
 
 def routing_of(model: Path) -> tuple[int, int]:
@@ -71,10 +139,3 @@ def routing_of(model: Path) -> tuple[int, int]:
             f"rollout.sampling.routed_experts needs a model with experts; {model}/config.json does not describe "
             f"one ({type(error).__name__}: {error})"
         ) from error
-
-
-def task_sampler(config: RunConfig, split: Split) -> Callable[[int], Task]:
-    """Tasks of a split in the run's order, counted from 0 through all epochs. Raises ConfigError."""
-    definition = load_environment(config.environment.name)
-    options = definition.parse_options(config.environment.options)
-    return definition.sampler(options, split, config.seed)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from agentrl.orchestration.assembly import RunParts
 from agentrl.orchestration.shutdown import result_or_stopped
-from agentrl.rollouts.journal import EpisodeParked
-from agentrl.rollouts.session import session_key
-from agentrl.types.episode import Ticket
+from agentrl.rollouts.episode_log import EpisodeParked
+from agentrl.types.episode import Episode, Ticket
+from agentrl.types.rollout import PackedEntry
 from agentrl.types.version import PolicyVersion
 
 _ABORT_INTERVAL_S = 0.5
 
 
 class Production:
-    """Plays all episodes of a run at once on one event loop.
+    """Has all episodes of a run played at once by its workers.
 
     Once it `is_over` the run will not be resumed: an episode that is cut off then has its end on the ledger.
     """
 
-    def __init__(self, parts: RunParts, version: Callable[[], PolicyVersion]) -> None:
-        self._parts, self._version = parts, version
+    def __init__(self, parts: RunParts, versions: Callable[[], Mapping[str, PolicyVersion]]) -> None:
+        self._parts, self._versions = parts, versions
         self._parking, self._ended = asyncio.Event(), asyncio.Event()
         self.is_over = False
 
@@ -34,9 +33,12 @@ class Production:
         come back; the episodes, each of which parks or ends; or cancellation at the end of the run, which ends all.
         """
         try:
-            async with asyncio.TaskGroup() as episodes:
-                for ticket in self._parts.journal.hand_over():
-                    episodes.create_task(self._play(ticket), name=ticket.episode_id)
+            async with self._parts.pool.running(), asyncio.TaskGroup() as episodes:
+                running, unscored = self._parts.journal.hand_over()
+                for ticket, entries in running:
+                    episodes.create_task(self._play(ticket, entries), name=ticket.episode_id)
+                for episode in unscored:
+                    episodes.create_task(self._settle(episode), name=f"score-{episode.episode_id}")
                 while (admitted := await result_or_stopped(self._parts.buffer.admit(), self._parking)) is not None:
                     episodes.create_task(self._play(admitted), name=admitted.episode_id)
         finally:
@@ -45,7 +47,7 @@ class Production:
     def end(self) -> None:
         """The run is over."""
         self.is_over = True
-        self._parts.journal.end()
+        self._parts.pool.end()
 
     async def park(self) -> None:
         """Let all episodes stop where they are.
@@ -56,11 +58,12 @@ class Production:
         if not self._parts.journal.is_durable:
             return
         self._parts.observer.on_phase(f"parking {self._parts.buffer.num_running} episodes")
-        self._parts.journal.park()
+        self._parts.pool.park()
         self._parking.set()
         aborting = asyncio.create_task(self._abort_again_and_again())
         try:
-            async with asyncio.timeout(self._parts.config.rollout.limits.tool_s):
+            config = self._parts.config
+            async with asyncio.timeout(max(config.limits_of(name).tool_s for name in config.environments)):
                 await self._ended.wait()
         except TimeoutError:
             self._parts.observer.on_phase("some episodes did not park in time; they go on from their last turn")
@@ -74,25 +77,32 @@ class Production:
                 await parts.serving.router.abort_all()
             await asyncio.sleep(_ABORT_INTERVAL_S)
 
-    async def _play(self, ticket: Ticket) -> None:
+    async def _play(self, ticket: Ticket, entries: tuple[PackedEntry, ...] = ()) -> None:
         """Play one episode and settle it; cut off by the end of the run, it still reaches the ledger.
 
         Waits for: the episode. Unblocked by: its own deadline. A parked one is left as its journal has it.
         """
         parts = self._parts
-        record = parts.runner.open(ticket)
-        started = time.monotonic()
         try:
-            episode = await parts.runner.run(record, lambda: parts.buffer.release(ticket))
+            episode = await parts.pool.play(ticket, entries, lambda: parts.buffer.release(ticket))
         except EpisodeParked:
             return
         except asyncio.CancelledError:
             if self.is_over:
-                cut_off = record.close(time.monotonic() - started)
-                parts.buffer.ledger.dropped(cut_off, "run_ended", self._version().step)
+                cut_off = await parts.pool.cut_off(ticket)
+                step = min(version.step for version in self._versions().values())
+                parts.buffer.ledger.dropped(cut_off, "run_ended", step)
             raise
-        finally:
-            for agent in record.agents:
-                parts.policies[agent.policy].serving.router.end_session(session_key(ticket, agent.name))
-        parts.recorder.record_episode(episode)
-        await parts.buffer.settle(episode)
+        await self._settle(episode)
+
+    async def _settle(self, episode: Episode) -> None:
+        """Have an episode that was played judged, and hand it to the buffer; a run that parks leaves that to the next.
+
+        Waits for: its scorers; those that only record come behind. Unblocked by: their ends, or parking.
+        """
+        scored = await result_or_stopped(self._parts.scoring.complete(episode), self._parking)
+        if scored is None:
+            return
+        self._parts.recorder.record_episode(scored)
+        await self._parts.buffer.settle(scored)
+        await result_or_stopped(self._parts.scoring.add_recorded(scored), self._parking)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from agentrl import codec
 from agentrl.buffer.episode_buffer import MemoryBuffer
+from agentrl.buffer.group import holds
 from agentrl.buffer.ledger import LedgerLine
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.orchestration.tally import Tally, metric_prefix
 from agentrl.telemetry.curve import draw_curve
 from agentrl.telemetry.sinks import JsonLines, JsonlSink, SinkSet, TensorBoardSink, read_json_lines
 from agentrl.types.batch import Receipt, StepReport, TrainBatch, TrainTrajectory
@@ -23,16 +23,16 @@ from agentrl.types.episode import Episode
 class RunObserver(Protocol):
     """Hears of a run's progress; the command line prints it."""
 
-    def on_start(self, run: str, total_steps: int) -> None:
-        """The run's folder and its length in steps."""
+    def on_start(self, run: str, total_steps: int, policies: Sequence[str]) -> None:
+        """The run's folder, its length in steps and the policies that it trains."""
         ...
 
     def on_phase(self, text: str) -> None:
         """The run begins something that takes a while."""
         ...
 
-    def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        """A step is done."""
+    def on_step(self, policy: str, step: int, metrics: dict[str, float]) -> None:
+        """A step of a policy is done."""
         ...
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -43,13 +43,13 @@ class RunObserver(Protocol):
 class SilentObserver:
     """Watches without a word."""
 
-    def on_start(self, run: str, total_steps: int) -> None:
+    def on_start(self, run: str, total_steps: int, policies: Sequence[str]) -> None:
         """Nothing."""
 
     def on_phase(self, text: str) -> None:
         """Nothing."""
 
-    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+    def on_step(self, policy: str, step: int, metrics: dict[str, float]) -> None:
         """Nothing."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -71,114 +71,94 @@ class Recorder:
         self._train_episodes = JsonLines(run.path / "episodes" / "train.jsonl")
         self._heldout_episodes = JsonLines(run.path / "episodes" / "heldout.jsonl")
         self._failed_episodes = JsonLines(run.path / "episodes" / "failed.jsonl")
-        self._counts: Counter[str] = Counter()
-        self._reward_sum = 0.0
+        self._tallies: dict[str, Tally] = {}
         self._kept_group: int | None = None
-        self._gaps_s: list[float] = []
-        self._last_step_at = time.monotonic()
         self.max_staleness = 0
+
+    def follow(self, environments: Mapping[str, Collection[str]]) -> None:
+        """Count for these policies, each with the environments that it is trained in, from here on.
+
+        Of several policies, names of metrics begin with the policy's.
+        """
+        names = list(environments)
+        self._tallies = {name: Tally(metric_prefix(name, names), environments[name]) for name in names}
 
     def write_ledger_line(self, line: LedgerLine) -> None:
         """Take the end of an episode, which is final with the next checkpoint."""
         self._pending_lines.append(line)
 
-    def finish_ledger(self) -> int:
-        """Write the ends that a checkpoint makes final; returns the ledger's size in bytes. Raises StorageError."""
+    def finish_ledger(self, checkpoint: Mapping[str, int]) -> int:
+        """Write the ends that a checkpoint of these steps makes final; returns the ledger's size in bytes.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        waiting = []
         for line in self._pending_lines:
-            self._ledger.append(codec.to_json(line).decode())
-        self._pending_lines.clear()
+            if holds(checkpoint, line.trained_by):
+                self._ledger.append(codec.to_json(line).decode())
+            else:
+                waiting.append(line)
+        self._pending_lines = waiting
         return self._ledger.sync()
 
     def record_episode(self, episode: Episode) -> None:
         """Count an episode that is over."""
-        self._counts["episodes"] += 1
-        self._counts["turns"] += len(episode.turns)
-        self._counts["sampled_tokens"] += episode.num_sampled_tokens
-        self._counts["aborts"] += sum(turn.aborts for turn in episode.turns)
-        self._reward_sum += episode.reward or 0.0
-        self._counts["scored"] += episode.reward is not None
+        for tally in self._tallies.values():
+            tally.add(episode)
         if episode.failure is not None:
-            self._counts["failed"] += 1
-            self._counts[f"failed_{episode.failure.boundary}_{episode.failure.kind}"] += 1
             self._failed_episodes.append(_for_people(episode))
-        elif episode.stop_reason is not None:
-            self._counts[f"stopped_{episode.stop_reason}"] += 1
         if self._kept_group is None:
             self._kept_group = episode.ticket.group
         if episode.ticket.group == self._kept_group:
             self._train_episodes.append(_for_people(episode))
 
-    def record_publish(self, receipts: list[Receipt]) -> None:
+    def record_publish(self, policy: str, receipts: list[Receipt]) -> None:
         """Count a publication."""
-        self._counts["publish_ms"] += round(1000 * max(receipt.seconds for receipt in receipts))
-        self._counts["published"] += 1
-        self._gaps_s += [receipt.gap_s for receipt in receipts]
+        self._tallies[policy].add_publication(receipts)
 
     def record_step(
         self,
+        policy: str,
         report: StepReport,
         batch: TrainBatch,
         buffer: MemoryBuffer,
         waited_s: float,
         counted: Mapping[str, float],
     ) -> None:
-        """Write the metrics of a step, and what is counted elsewhere as it stands now."""
-        metrics = {**report.metrics, **self._rollout_metrics(), **_batch_metrics(batch), **buffer.ledger.goodput()}
+        """Write the metrics of a policy's step, and what is counted elsewhere as it stands now."""
+        tally = self._tallies[policy]
+        metrics = {**report.metrics, **tally.take(), **_batch_metrics(batch), **buffer.ledger.goodput()}
+        metrics |= _mix_metrics(batch, tally.environments)
         metrics |= counted
         self.max_staleness = max(self.max_staleness, int(metrics["buffer/staleness_max_steps"]))
-        metrics["buffer/ready_episodes"] = buffer.num_ready
+        metrics["buffer/ready_episodes"] = buffer.num_ready(policy)
         metrics["buffer/running_episodes"] = buffer.num_running
         metrics["time/wait_for_batch_s"] = waited_s
-        now = time.monotonic()
-        metrics["time/step_s"] = now - self._last_step_at
-        self._last_step_at = now
-        self._sinks.write(report.version.step, metrics)
-        self._observer.on_step(report.version.step, metrics)
-        self._counts.clear()
-        self._reward_sum = 0.0
-        self._gaps_s.clear()
+        self._sinks.write(report.version.step, tally.named(metrics))
+        self._observer.on_step(policy, report.version.step, metrics)
         self._kept_group = None
 
-    def last_step(self) -> int:
-        """The newest step that has metrics; 0 without one. Reads the whole file."""
-        return max((row["step"] for row in read_json_lines(self._run.metrics)), default=0)
+    def last_step(self, policy: str) -> int:
+        """The newest step of a policy that has metrics; 0 without one. Reads the whole file."""
+        name = f"{self._tallies[policy].prefix}time/step_s"
+        return max((row["step"] for row in read_json_lines(self._run.metrics) if name in row), default=0)
 
     async def record_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation and draw the curve anew."""
-        self._sinks.write(evaluation.version.step, evaluation.metrics())
+        tally = self._tallies.get(evaluation.policy, Tally(""))
+        self._sinks.write(evaluation.version.step, tally.named(evaluation.metrics()))
         for episode in evaluation.sample:
             self._heldout_episodes.append(_for_people(episode))
         self._observer.on_evaluation(evaluation)
-        await asyncio.to_thread(draw_curve, self._run.metrics, self._run.curve, self._title)
+        several = list(self._tallies) if len(self._tallies) > 1 else []
+        await asyncio.to_thread(draw_curve, self._run.metrics, self._run.curve, self._title, several)
 
     def close(self) -> None:
         """Close the files; safe to call twice."""
         self._sinks.close()
         for lines in (self._ledger, self._train_episodes, self._heldout_episodes, self._failed_episodes):
             lines.close()
-
-    def _rollout_metrics(self) -> dict[str, float]:
-        """What happened since the last step; the mean of nothing is left out, since it is not 0."""
-        counts = self._counts
-        metrics = {
-            "rollout/episodes": float(counts["episodes"]),
-            "rollout/aborted_generations": float(counts["aborts"]),
-        }
-        if counts["scored"]:
-            metrics["rollout/reward_mean"] = self._reward_sum / counts["scored"]
-        if counts["published"]:
-            metrics["time/publish_s"] = counts["publish_ms"] / 1000 / counts["published"]
-        if self._gaps_s:
-            metrics["publish/gap_max_s"] = max(self._gaps_s)
-        if not counts["episodes"]:
-            return metrics
-        for name in ("turns", "sampled_tokens"):
-            metrics[f"rollout/{name}_mean"] = counts[name] / counts["episodes"]
-        metrics["rollout/failed_fraction"] = counts["failed"] / counts["episodes"]
-        for name, count in counts.items():
-            if name.startswith(("failed_", "stopped_")):
-                metrics[f"rollout/{name}_fraction"] = count / counts["episodes"]
-        return metrics
 
 
 def _for_people(episode: Episode) -> str:
@@ -193,7 +173,7 @@ def _for_people(episode: Episode) -> str:
 def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
     views = [t for e in batch.episodes for t in e.trajectories]
     sampled = sum(int(t.trajectory.sampled.sum()) for t in views)
-    rewards = [e.reward for e in batch.episodes]
+    rewards = [reward for e in batch.episodes for reward in (e.agent_rewards.values() or [e.reward])]
     return {
         "buffer/staleness_max_steps": float(max((t.staleness[t.loss_mask].max(initial=0) for t in views), default=0)),
         "buffer/staleness_mean_steps": sum(float(t.staleness[t.trajectory.sampled].sum()) for t in views)
@@ -204,6 +184,18 @@ def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
         "batch/episodes": float(len(batch.episodes)),
         "batch/trained_tokens": float(batch.num_trained_tokens),
     }
+
+
+def _mix_metrics(batch: TrainBatch, environments: Collection[str]) -> dict[str, float]:
+    """What a batch has of each of several environments."""
+    metrics: dict[str, float] = {}
+    for name in environments if len(environments) > 1 else ():
+        episodes = [episode for episode in batch.episodes if episode.environment == name]
+        trained = sum(int(t.loss_mask.sum()) for episode in episodes for t in episode.trajectories)
+        metrics[f"environment/{name}/batch_groups"] = float(len({episode.group for episode in episodes}))
+        metrics[f"environment/{name}/batch_episodes"] = float(len(episodes))
+        metrics[f"environment/{name}/trained_tokens"] = float(trained)
+    return metrics
 
 
 def _num_orphans(view: TrainTrajectory, epoch: int) -> int:

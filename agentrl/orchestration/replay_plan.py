@@ -11,9 +11,7 @@ from agentrl.buffer.recovery import TakenStep
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.step_record import StepRecord
 from agentrl.types.errors import ConfigError
-from agentrl.types.version import PolicyVersion
-
-_FIRST = PolicyVersion(0, 0)
+from agentrl.types.version import FIRST_VERSION, PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ def plan_replay(run: RunDirectory, record: StepRecord, number: int) -> ReplayPla
     Raises:
         ConfigError: the step, or the way to it, is not on record; names what is missing and the steps that are left.
     """
-    starts = _starts(run)
+    starts = _starts(run, record.policy)
     start = _start_of(starts, number)
     reason = _obstacle(record, start, number)
     if reason is not None or start is None:
@@ -47,11 +45,15 @@ def plan_replay(run: RunDirectory, record: StepRecord, number: int) -> ReplayPla
     return ReplayPlan(number, version, checkpoint, steps)
 
 
-def _starts(run: RunDirectory) -> list[tuple[PolicyVersion, Path | None]]:
+def _starts(run: RunDirectory, policy: str) -> list[tuple[PolicyVersion, Path | None]]:
     """Weights that are still there, the newest first."""
-    starts: list[tuple[PolicyVersion, Path | None]] = [(p.version, folder) for folder, p in run.checkpoints()]
-    policy = next(iter(run.config().policies.values()))
-    return [*starts, (_FIRST, None)] if (policy.model / "config.json").is_file() else starts
+    starts: list[tuple[PolicyVersion, Path | None]] = [
+        (progress.versions[policy], folder)
+        for folder, progress in run.checkpoints()
+        if folder == run.checkpoint(policy, progress.versions[policy].step)
+    ]
+    model = run.config().policies[policy].model
+    return [*starts, (FIRST_VERSION, None)] if (model / "config.json").is_file() else starts
 
 
 def _start_of(starts: list[tuple[PolicyVersion, Path | None]], number: int) -> tuple[PolicyVersion, Path | None] | None:

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -17,13 +17,14 @@ import msgspec
 from agentrl import codec
 from agentrl.buffer.frontier import FrontierState
 from agentrl.config.base import parse_config
+from agentrl.journal.claim import holder_of
 from agentrl.journal.disk import DISK, sync_path
 from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.orchestration.config import RunConfig
 from agentrl.telemetry.sinks import read_json_lines
 from agentrl.types.episode import Episode
 from agentrl.types.errors import ConfigError, StorageError
-from agentrl.types.version import PolicyVersion
+from agentrl.types.version import FIRST_VERSION, PolicyVersion
 
 T = TypeVar("T")
 _MARK_CHARACTERS = 60
@@ -40,24 +41,36 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What changes about a run: how it stands, at which version, and why it ended if it failed."""
+    """What changes about a run: how it stands, at which version of each policy, and why it ended if it failed."""
 
     status: RunStatus
-    version: PolicyVersion
+    versions: dict[str, PolicyVersion]
     message: str = ""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """That of the policy that has come least far."""
+        return min(self.versions.values(), key=lambda version: version.step)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a checkpoint says beside the trainer's files: the tasks that are done, and how far ledger and journal reach.
 
-    `journal` has the newest segment of each writer; checkpoints of older programs name none.
+    Each policy is saved at steps of its own; `versions` are those of the newest checkpoint of each, this one's own
+    included, and `number` counts the run's checkpoints. `journal` has the newest segment of each writer.
     """
 
-    version: PolicyVersion
-    frontier: FrontierState
+    versions: dict[str, PolicyVersion]
+    frontiers: dict[str, FrontierState] = field(default_factory=dict)
     ledger_bytes: int = 0
     journal: tuple[SegmentEnd, ...] = ()
+    number: int = 0
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """The step of each policy's newest checkpoint."""
+        return {policy: version.step for policy, version in self.versions.items()}
 
 
 class RunDirectory:
@@ -67,15 +80,15 @@ class RunDirectory:
 
         config.json              the resolved configuration
         mark                     name by which engines know whose they are
-        state.json               status and newest version
+        state.json               status and newest version of each policy
         metrics.jsonl            one line a step; the same in tensorboard/
         curve.png                the learning curve
         ledger.jsonl             one line for every episode whose end is final, up to the newest checkpoint
         journal/                 every turn as it was played; what `agentrl resume` goes on with
         episodes/                sample episodes, whole; `agentrl show` reads them. Consumed ones are in Parquet files
         weights/POLICY/VERSION/  staged weights of the newest versions
-        checkpoints/STEP/        what `agentrl resume` goes on from
-        logs/                    output of engines, trainer ranks, environment workers and the archiver
+        checkpoints/POLICY/STEP/ what `agentrl resume` goes on from
+        logs/                    output of engines, trainer ranks, rollout and environment workers and the archiver
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,9 +190,9 @@ class RunDirectory:
         """Folder of staged weights."""
         return self.path / "weights" / policy / str(version)
 
-    def checkpoint(self, step: int) -> Path:
-        """Folder of a checkpoint."""
-        return self.path / "checkpoints" / f"{step:06d}"
+    def checkpoint(self, policy: str, step: int) -> Path:
+        """Folder of a policy's checkpoint."""
+        return self.path / "checkpoints" / policy / f"{step:06d}"
 
     def config(self) -> RunConfig:
         """The configuration that the run was started with."""
@@ -189,6 +202,18 @@ class RunDirectory:
     def state(self) -> RunState | None:
         """How the run stands; None if it never started."""
         return self._read("state.json", RunState)
+
+    def status_now(self) -> str:
+        """How the run stands, as far as can be seen from outside: it may have been killed in the midst of its work."""
+        state = self.state()
+        if state is None:
+            return "never started"
+        if state.status is not RunStatus.RUNNING:
+            return str(state.status)
+        holder = holder_of(self.journal)
+        if holder is None or holder.is_alive:
+            return str(state.status)
+        return "killed" if holder.is_alive is False else f"running on {holder.host}"
 
     def write_state(self, state: RunState) -> None:
         """Replace the state. Raises StorageError."""
@@ -203,24 +228,32 @@ class RunDirectory:
             for path in [*folder.rglob("*"), folder]:
                 sync_path(path)
             sync_path(folder.parent)
+            sync_path(folder.parent.parent)
         except OSError as error:
             raise StorageError(f"{folder} cannot be synced: {error}; free space, then resume the run") from error
         self._write(str((folder / "progress.json").relative_to(self.path)), codec.to_json(progress).decode())
 
-    def latest_checkpoint(self) -> tuple[Path, Progress] | None:
-        """The newest complete checkpoint."""
-        return next(self.checkpoints(), None)
+    def latest_checkpoint(self) -> Progress | None:
+        """What the newest complete checkpoint says."""
+        return next((progress for _, progress in self.checkpoints()), None)
 
     def checkpoints(self) -> Iterator[tuple[Path, Progress]]:
-        """All complete checkpoints, the newest first."""
-        for folder in sorted((self.path / "checkpoints").glob("[0-9]*"), reverse=True):
-            progress = self._read(str((folder / "progress.json").relative_to(self.path)), Progress)
+        """All complete checkpoints of all policies, the newest first."""
+        found = []
+        for path in (self.path / "checkpoints").glob("*/[0-9]*/progress.json"):
+            progress = self._read(str(path.relative_to(self.path)), Progress)
             if progress is not None:
-                yield folder, progress
+                found.append((path.parent, progress))
+        yield from sorted(found, key=lambda entry: entry[1].number, reverse=True)
 
-    def prune_checkpoints(self, keep: int) -> None:
-        """Delete all but the newest complete checkpoints."""
-        folders = sorted(path.parent for path in (self.path / "checkpoints").glob("*/progress.json"))
+    def saved(self, policy: str, version: PolicyVersion) -> Path | None:
+        """Folder of a policy's checkpoint of a version; None if there is no complete one."""
+        folder = self.checkpoint(policy, version.step)
+        return folder if (folder / "progress.json").is_file() else None
+
+    def prune_checkpoints(self, policy: str, keep: int) -> None:
+        """Delete all but the newest complete checkpoints of a policy."""
+        folders = sorted(path.parent for path in (self.path / "checkpoints" / policy).glob("*/progress.json"))
         for folder in folders[:-keep]:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -234,14 +267,24 @@ class RunDirectory:
             if str(folder) not in pinned:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def newest_model(self) -> Path:
-        """Folder of the newest weights that are left of the run; the first weights if there are no others."""
-        policy, config = next(iter(self.config().policies.items()))
-        checkpoint = self.latest_checkpoint()
+    def newest_model(self, policy: str) -> Path:
+        """Folder of the newest weights that are left of a policy; the first weights if there are no others."""
+        config = self.config().policies[policy]
+        folders = sorted(path.parent for path in (self.path / "checkpoints" / policy).glob("*/progress.json"))
         staged = [p for p in (self.path / "weights" / policy).glob("*.*") if not p.name.endswith(".staging")]
         if staged and config.trainer.lora is None:  # with LoRA an adapter is staged, a checkpoint holds it merged
             return max(staged, key=lambda path: PolicyVersion.parse(path.name))
-        return checkpoint[0] if checkpoint else config.model
+        return folders[-1] if folders else config.model
+
+    def version_of(self, model: Path) -> PolicyVersion:
+        """The version whose weights lie in a folder that `newest_model` gave."""
+        if model.parent.parent == self.path / "weights":
+            return PolicyVersion.parse(model.name)
+        if model.parent.parent == self.path / "checkpoints":
+            progress = self._read(str((model / "progress.json").relative_to(self.path)), Progress)
+            assert progress is not None
+            return progress.versions[model.parent.name]
+        return FIRST_VERSION
 
     def last_metric(self, name: str) -> float | None:
         """The newest value of a metric; None if there is none."""

@@ -13,6 +13,7 @@ from agentrl.inference.supervision import FleetSupervisor
 from agentrl.orchestration.config import PolicyConfig
 from agentrl.protocols import Engine, EngineKeeper, WeightTransport
 from agentrl.types.batch import WeightsManifest
+from agentrl.types.weights import PauseMode
 from agentrl.weights.adapter import AdapterTransport
 from agentrl.weights.broadcast import BroadcastTransport
 from agentrl.weights.config import (
@@ -60,8 +61,9 @@ def build_serving(
 
 
 def _wait_s(policy: PolicyConfig) -> float:
-    """Seconds that work waits for an engine: one that comes back in time must find those who waited for it."""
-    return max(policy.fleet.wait_s, policy.fleet.dead_s + policy.engine.start_s + policy.client.load_s)
+    """Seconds that work waits for an engine: one that comes back, or has drained, must find those who waited for it."""
+    drain_s = policy.publish.drain_s if policy.publish.pause_mode is PauseMode.DRAIN else 0.0
+    return max(policy.fleet.wait_s, policy.fleet.dead_s + policy.engine.start_s + policy.client.load_s) + drain_s
 
 
 def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:

@@ -23,14 +23,33 @@ class RunSummary:
 
     run: Path
     status: RunStatus
-    version: PolicyVersion
-    first_evaluation: Evaluation | None
-    last_evaluation: Evaluation | None
+    versions: dict[str, PolicyVersion]
+    evaluations: tuple[Evaluation, ...]
     seconds: float
     aborted_generations: int
     regenerated_requests: int
     max_staleness: int
     goodput: dict[str, float]
+
+    @property
+    def version(self) -> PolicyVersion:
+        """That of the policy that has come least far."""
+        return min(self.versions.values(), key=lambda version: version.step)
+
+    def evaluations_of(self, policy: str) -> list[Evaluation]:
+        """A policy's evaluations, in order."""
+        return [evaluation for evaluation in self.evaluations if evaluation.policy == policy]
+
+    @property
+    def first_evaluation(self) -> Evaluation | None:
+        """The first of all; None without any."""
+        return next(iter(self.evaluations), None)
+
+    @property
+    def last_evaluation(self) -> Evaluation | None:
+        """The last of the same policy."""
+        first = self.first_evaluation
+        return self.evaluations_of(first.policy)[-1] if first is not None else None
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from agentrl.envs.definition import EnvironmentDefinition, Options
+from agentrl.orchestration.config import SOLE_AGENT
 from agentrl.protocols import EnvironmentHost, Scaffold
 from agentrl.rewards.verifier import Verifier
-from agentrl.rollouts.journal import NoJournal
+from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.tokens.chat import ChatFormat
@@ -24,7 +25,7 @@ _AT_ONCE = 64
 
 
 class Teacher(Generic[Options]):
-    """Plays episodes as one of an environment's experts."""
+    """Plays episodes as one of an environment's experts, who acts as every agent."""
 
     def __init__(
         self,
@@ -61,7 +62,10 @@ class Teacher(Generic[Options]):
             return act(self._options, task, messages, random.Random(session))
 
         runner = EpisodeRunner(
-            Player("teacher", ScriptedEngine(chat, script), chat, Sampling()),
+            dict.fromkeys(
+                self._definition.agents or (SOLE_AGENT,),
+                Player("teacher", ScriptedEngine(chat, script), chat, Sampling()),
+            ),
             self._scaffold,
             self._environments,
             Verifier(self._limits.tool_s),

@@ -18,7 +18,7 @@ from typing import Protocol
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.config.base import ConfigModel
 from agentrl.envs.definition import load_environment
-from agentrl.envs.hosting import build_host
+from agentrl.envs.hosting import build_described_host
 from agentrl.orchestration.players import build_scaffold
 from agentrl.orchestration.transcripts import Teacher
 from agentrl.orchestration.warmstart_config import (
@@ -37,9 +37,8 @@ from agentrl.types.episode import StopReason
 from agentrl.types.errors import AgentRLError, ConfigError
 from agentrl.types.task import Limits
 from agentrl.types.trajectory import build_trajectories
-from agentrl.types.version import PolicyVersion
+from agentrl.types.version import FIRST_VERSION
 
-_FIRST = PolicyVersion(0, 0)
 _CHECK_INTERVAL_STEPS = 25
 _SAMPLE_EPISODES = 256
 _LAST_LR_SCALE = 0.05
@@ -83,7 +82,8 @@ class _Pool:
 class WarmStart:
     """One warm start, from a recipe to a model folder.
 
-    The stages are methods in the order in which `run` calls them; all that they share is the recipe.
+    The stages are methods in the order in which `run` calls them; all that they share is the recipe. Experts are
+    functions of the environment's package, so this process imports it, which a run's does not.
     """
 
     def __init__(self, config: WarmStartConfig, observer: WarmStartObserver) -> None:
@@ -91,7 +91,9 @@ class WarmStart:
         self._work = config.output.absolute().with_name(config.output.name + ".making")
         self._definition = load_environment(config.environment.name)
         self._options = self._definition.parse_options(config.environment.options)
-        self._environments = build_host(config.environment, config.limits.tool_s, self._work)
+        self._check_agents()
+        description = self._definition.describe(self._options)
+        self._environments = build_described_host(config.environment, description, config.limits.tool_s, self._work)
 
     async def run(self) -> WarmStartReport:
         """Make or read the model, let it learn, write it to `output`.
@@ -121,6 +123,15 @@ class WarmStart:
             await self._environments.close()
             shutil.rmtree(self._work, ignore_errors=True)
         return report
+
+    def _check_agents(self) -> None:
+        agents = self._definition.agents
+        unknown = [lesson.agent for lesson in self._config.lessons if lesson.agent not in (None, *agents)]
+        if unknown:
+            raise ConfigError(
+                f"lessons: no agent '{unknown[0]}' acts in environment '{self._definition.name}'; "
+                f"it names {', '.join(agents) or 'none'}"
+            )
 
     async def _write_first_model(self) -> int:
         from agentrl.trainer.init_model import (  # loads torch and transformers
@@ -165,7 +176,7 @@ class WarmStart:
         chat = ChatFormat.load(model, config.chat)
         chat.log_limits()
         starting = asyncio.create_task(
-            TrainerHandle.start("warmstart", model, _FIRST, config.trainer, AlgorithmConfig(), 1.0, self._work)
+            TrainerHandle.start("warmstart", model, FIRST_VERSION, config.trainer, AlgorithmConfig(), 1.0, self._work)
         )
         try:
             pools = [await self._pool(lesson, chat) for lesson in config.lessons]
@@ -175,7 +186,7 @@ class WarmStart:
                 is_last = lesson is config.lessons[-1]
                 taken, nats = await self._teach(trainer, lesson, pool, config.decay_steps if is_last else 0)
                 steps += taken
-            await trainer.stage(_FIRST, self._work / "trained")
+            await trainer.stage(FIRST_VERSION, self._work / "trained")
         finally:
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError, AgentRLError):
@@ -185,7 +196,7 @@ class WarmStart:
     async def _pool(self, lesson: LessonConfig, chat: ChatFormat) -> _Pool:
         self._observer.on_phase(f"{lesson.transcripts} episodes of expert '{lesson.expert}'")
         end = lesson.transcripts + self._config.check_episodes
-        sequences = await self._transcripts(lesson.expert, chat, range(end))
+        sequences = await self._transcripts(lesson, chat, range(end))
         return _Pool(sequences[: lesson.transcripts], sequences[lesson.transcripts :])
 
     async def _teach(
@@ -214,7 +225,9 @@ class WarmStart:
         scaffold = build_scaffold(self._config.scaffold)
         return Teacher(self._definition, self._options, self._environments, scaffold, limits)
 
-    async def _transcripts(self, expert: str, chat: ChatFormat, ordinals: range) -> list[TokenSequence]:
+    async def _transcripts(self, lesson: LessonConfig, chat: ChatFormat, ordinals: range) -> list[TokenSequence]:
+        expert = lesson.expert
+
         def tell(done: int) -> None:
             self._observer.on_progress(done, len(ordinals), f"expert '{expert}'")
 
@@ -226,7 +239,8 @@ class WarmStart:
                 f"episode {cut_off.episode_id} of expert '{expert}' ended by {cut_off.stop_reason} after "
                 f"{cut_off.num_tokens} tokens; raise the limits of the recipe"
             )
-        return [supervised_sequence(t) for episode in episodes for t in build_trajectories(episode)]
+        trajectories = [trajectory for episode in episodes for trajectory in build_trajectories(episode)]
+        return [supervised_sequence(t) for t in trajectories if lesson.agent in (None, t.agent)]
 
 
 def _shuffled_for_ever(size: int, seed: int) -> Iterator[int]:

@@ -14,6 +14,7 @@ from agentrl.envs.config import EnvironmentConfig
 from agentrl.rollouts.config import LimitsConfig, ScaffoldConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import ModelShape, TrainerConfig
+from agentrl.types.errors import ConfigError
 
 
 class MadeModel(ConfigModel):
@@ -52,7 +53,9 @@ class LessonConfig(ConfigModel):
     """Who is imitated, and for how long."""
 
     expert: str
-    """Expert of the environment whose episodes are learned from."""
+    """Expert of the environment whose episodes are learned from; it plays all agents."""
+    agent: str | None = None
+    """The agent whose turns are learned, where several act; without a value those of all."""
     transcripts: Annotated[int, Field(gt=0)] = 8192
     """Episodes that the expert plays; steps go through them again and again."""
     max_steps: Annotated[int, Field(gt=0)] = 500
@@ -93,4 +96,8 @@ class WarmStartConfig(ConfigModel):
 
 def load_warmstart_config(recipe: Path, overrides: Iterable[str]) -> WarmStartConfig:
     """A recipe with overrides as a checked configuration. Raises ConfigError."""
-    return parse_config(WarmStartConfig, load_table(recipe, overrides), str(recipe))
+    overrides = list(overrides)
+    table = load_table(recipe, overrides)
+    if "policies" in table:
+        raise ConfigError(f"{recipe} is a recipe of a training run: `agentrl train {recipe}` takes it")
+    return parse_config(WarmStartConfig, table, str(recipe), overrides)

@@ -12,11 +12,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from agentrl import codec
+from agentrl.process.outlet import Outlet
 from agentrl.process.parent import stop_signals_blocked, supervised_environment
-from agentrl.process.server import Call, ObjectServer, Reply
+from agentrl.process.server import Call, Reply
+from agentrl.process.threads import run_in_thread
 from agentrl.types.errors import AgentRLError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LENGTH = struct.Struct("<Q")
 _EXIT_S = 2.0
+_LARGE_BYTES = 1 << 16
 
 
 class RemoteCallError(AgentRLError):
@@ -32,35 +35,12 @@ class RemoteCallError(AgentRLError):
 
     def __init__(self, name: str, method: str, reply: Reply) -> None:
         super().__init__(f"{name}.{method}: {reply.error}: {reply.message}")
-        self.error, self.message, self.trace = reply.error, reply.message, reply.trace
+        self.error, self.message, self.trace, self.place = reply.error, reply.message, reply.trace, reply.place
         self.failure = reply.failure
 
 
 class ProcessDiedError(AgentRLError):
     """A child process ended while it was needed; the message carries the end of its log."""
-
-
-class Caller(Protocol):
-    """Calls the methods of an object that may live anywhere."""
-
-    async def call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
-        """Call and decode the answer. Raises RemoteCallError, TimeoutError or ProcessDiedError."""
-        ...
-
-
-class LoopbackObject:
-    """Calls an object of this process through the same encoding as a remote one."""
-
-    def __init__(self, target: object, name: str) -> None:
-        self._server = ObjectServer(target)
-        self._name = name
-
-    async def call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
-        """Call in a thread, so that a blocking target does not block the loop."""
-        request = _encode_call(method, arguments)
-        async with asyncio.timeout(deadline_s):
-            reply = await asyncio.to_thread(self._server.dispatch, request)
-        return _decode_reply(self._name, method, reply, result)
 
 
 class ChildProcess:
@@ -78,6 +58,7 @@ class ChildProcess:
         self._process = process
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
+        self._outlet: Outlet
 
     @classmethod
     async def start(
@@ -87,11 +68,13 @@ class ChildProcess:
         log: Path | None,
         environment: dict[str, str] | None = None,
         descriptors: Sequence[int] = (),
+        python: str | Path = sys.executable,
     ) -> ChildProcess:
         """Start ``python *argv FD`` in a process group of its own; it has the same `descriptors` open."""
         with contextlib.nullcontext() if log is None else log.open("ab") as output:
-            process, ours = spawn(argv, output, environment, descriptors)
+            process, ours = spawn(argv, output, environment, descriptors, python)
         child = cls(name, process, log)
+        child._outlet = Outlet(ours)
         child._reader, child._writer = await asyncio.open_connection(sock=ours)
         return child
 
@@ -115,22 +98,37 @@ class ChildProcess:
             ProcessDiedError: the child ended.
             TimeoutError: no reply within `deadline_s`.
         """
-        request = _encode_call(method, arguments)
+        return await self.call_encoded(method, encode_call(method, arguments), result=result, deadline_s=deadline_s)
+
+    async def call_encoded(self, method: str, request: bytes, result: TypeForm[T], deadline_s: float) -> T:
+        """The same with a call that `encode_call` made; a large one is sent by a thread, while the loop goes on."""
         try:
             async with asyncio.timeout(deadline_s):
-                self._writer.write(_LENGTH.pack(len(request)) + request)
-                await self._writer.drain()
+                await self._send(request)
                 header = await self._reader.readexactly(_LENGTH.size)
                 reply = await self._reader.readexactly(_LENGTH.unpack(header)[0])
-        except (asyncio.IncompleteReadError, ConnectionError, BrokenPipeError):
+        except (asyncio.IncompleteReadError, ConnectionError):
             await self._wait_for_end()
             raise ProcessDiedError(self.describe_end(method)) from None
         return _decode_reply(self.name, method, reply, result)
+
+    async def _send(self, request: bytes) -> None:
+        """Waits for: the child, until it has read all. Unblocked by: that, its end, or `kill`."""
+        header = _LENGTH.pack(len(request))
+        if len(request) > _LARGE_BYTES:
+            await run_in_thread(f"send-{self.name}", lambda: self._outlet.send(header, request))
+        else:
+            self._writer.write(header + request)
+            await self._writer.drain()
 
     async def _wait_for_end(self) -> None:
         """A process that dies closes its socket before its exit code can be had; a moment later it can."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, _EXIT_S)
+
+    def how_it_ended(self) -> str:
+        """Of a child that has ended: by a signal, or with an exit code."""
+        return how_it_ended(self._process)
 
     def describe_end(self, doing: str) -> str:
         """What a person needs to know about a child that ended: how, where, and its last words."""
@@ -139,7 +137,7 @@ class ChildProcess:
 
     async def close(self, grace_s: float = 2.0) -> None:
         """Let the child end by itself for a moment, then kill it; safe to call twice."""
-        self._writer.close()
+        self._hang_up()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(self._process.wait), grace_s)
         self.kill()
@@ -147,7 +145,16 @@ class ChildProcess:
     def kill(self) -> None:
         """End the child and everything it started, at once unless a disk holds it; safe to call twice."""
         kill_group(self._process)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         self._writer.close()
+        self._outlet.close()
+
+
+def encode_call(method: str, arguments: tuple[object, ...]) -> bytes:
+    """A call as it goes to a child."""
+    return codec.encode(Call(method, [codec.encode(argument) for argument in arguments]))
 
 
 def spawn(
@@ -155,6 +162,7 @@ def spawn(
     output: IO[bytes] | None = None,
     environment: dict[str, str] | None = None,
     descriptors: Sequence[int] = (),
+    python: str | Path = sys.executable,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start ``python *argv FD`` in a process group of its own; the socket is the other end of FD.
 
@@ -168,7 +176,7 @@ def spawn(
     try:
         with theirs, stop_signals_blocked():
             process = subprocess.Popen(
-                [sys.executable, *argv, str(theirs.fileno())],
+                [python, *argv, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
@@ -204,10 +212,6 @@ def tail(log: Path, num_lines: int = 15) -> str:
         return "    (no log)"
     lines = log.read_text(errors="replace").splitlines()[-num_lines:]
     return "\n".join(f"    {line}" for line in lines) or "    (log is empty)"
-
-
-def _encode_call(method: str, arguments: tuple[object, ...]) -> bytes:
-    return codec.encode(Call(method, [codec.encode(argument) for argument in arguments]))
 
 
 def _decode_reply(name: str, method: str, data: bytes, result: TypeForm[T]) -> T:

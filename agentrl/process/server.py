@@ -6,13 +6,12 @@ import asyncio
 import inspect
 import socket
 import struct
-import traceback
 from typing import get_type_hints
 
 import msgspec
 
 from agentrl import codec
-from agentrl.types.errors import EpisodeError, Failure
+from agentrl.types.errors import EpisodeError, Failure, place_of, trace_of
 
 _LENGTH = struct.Struct("<Q")
 
@@ -25,7 +24,7 @@ class Call(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """The answer to a call: a value, or an error's type name, message and traceback.
+    """The answer to a call: a value, or an error's type name, message, traceback and where it was raised.
 
     An `EpisodeError` also brings its failure, so that it means the same on either side.
     """
@@ -34,6 +33,7 @@ class Reply(msgspec.Struct):
     error: str | None = None
     message: str = ""
     trace: str = ""
+    place: str = ""
     failure: Failure | None = None
 
 
@@ -57,7 +57,8 @@ class ObjectServer:
             return codec.encode(Reply(value=codec.encode(value)))
         except Exception as error:  # noqa: BLE001 - the caller's process is where errors are handled
             failure = error.failure if isinstance(error, EpisodeError) else None
-            reply = Reply(error=type(error).__name__, message=str(error), trace=traceback.format_exc(), failure=failure)
+            kind, trace, place = type(error).__name__, trace_of(error), place_of(error)
+            reply = Reply(error=kind, message=str(error), trace=trace, place=place, failure=failure)
             return codec.encode(reply)
 
     def _run(self, call: Call) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -69,9 +69,15 @@ class RolloutConfig(ConfigModel):
     concurrency: Annotated[int, Field(gt=0)] = 64
     """Episodes that generate at once (places). Enough to fill the engines' batches."""
     max_attempts: Annotated[int, Field(gt=0)] = 2
-    """Times that a task's episode is dispatched before its infrastructure failure is final."""
+    """Times that a task's episode is dispatched before its infrastructure failure is final; and how often an episode
+    may lose the process of its worker and go on in another."""
     max_consecutive_failures: Annotated[int, Field(gt=0)] = 50
     """Failed episodes in a row after which the run stops: by then the cause is not the task."""
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Processes that play episodes; 0 plays them in the run's own. "auto" is 0 for scaffolds that ship with agentrl and
+    1 for all others, which may hang or crash; more where one processor is not enough for all turns."""
+    worker_silence_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds without a sign of life from a worker's process until it is killed and its episodes go on in another."""
     sampling: SamplingConfig = SamplingConfig()
     """How tokens are drawn."""
     limits: LimitsConfig = LimitsConfig()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
 from agentrl.protocols import DurableEnvironment
-from agentrl.rollouts.journal import EpisodeLog
+from agentrl.rollouts.episode_log import EpisodeLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import ContextFullError, Session
 from agentrl.types.environment import Opening, Recovery, StepResult, check_opening, check_step
 from agentrl.types.episode import Effect, StopReason
-from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
+from agentrl.types.errors import Boundary, EpisodeError, Failure, boundary, deadline
 from agentrl.types.generation import FinishReason
 from agentrl.types.message import Message, ToolSpec
 from agentrl.types.task import Limits
@@ -28,37 +28,13 @@ class EpisodeOver(BaseException):
     """
 
 
-class Context:
-    """Implements `ScaffoldContext` over a session, an environment and a log.
+class AgentTurns:
+    """Implements `AgentContext` over a session: the replies of one agent, each on record before anything follows."""
 
-    Order of a turn: the reply goes on record, then the intents of its tool calls, then the environment acts,
-    then the results go on record. Nothing acts before its intent is durable. Time is what the record says,
-    so that a scaffold that is run again sees the same.
-    """
-
-    def __init__(
-        self,
-        record: EpisodeRecord,
-        session: Session,
-        environment: DurableEnvironment,
-        recovery: Recovery,
-        log: EpisodeLog,
-        limits: Limits,
-    ) -> None:
-        self._record, self._session = record, session
-        self._environment, self._recovery = environment, recovery
-        self._log, self._limits = log, limits
-        self._random = random.Random(record.ticket.seed)
-
-    async def start(self) -> Opening:
-        """The environment's opening."""
-        with self._ending():
-            async with deadline("environment.start", self._limits.tool_s):
-                with boundary(Boundary.ENVIRONMENT, "start"):
-                    opening = check_opening(await self._environment.start())
-                    handle = await self._environment.handle() if self._recovery.has_handles else None
-        await self._log.opened(opening, handle)
-        return opening
+    def __init__(self, record: EpisodeRecord, session: Session, log: EpisodeLog, max_turns: int) -> None:
+        self._record, self._session, self._log = record, session, log
+        self._max_turns = max_turns
+        self._num_turns = 0
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Put messages behind the conversation and let the policy reply."""
@@ -68,13 +44,85 @@ class Context:
         """Replace the conversation and let the policy reply, on a branch."""
         return await self._turn(messages, tools, rewrites=True)
 
+    async def _turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec], rewrites: bool) -> Message:
+        if self._num_turns >= self._max_turns:
+            _end(self._record, StopReason.MAX_TURNS)
+        self._log.check_parking()
+        call = self._session.rewrite if rewrites else self._session.generate
+        try:
+            with _ending(self._record):
+                reply = await call(messages, tools)
+        except ContextFullError:
+            _end(self._record, StopReason.MAX_TOKENS)
+        self._num_turns += 1
+        turn = self._record.last_turn
+        nodes = self._record.uncommitted(turn.agent)
+        self._record.restore_turn(await self._log.turned(turn, nodes, reply.finish, reply.request))
+        if reply.finish is FinishReason.LENGTH:
+            _end(self._record, StopReason.LENGTH)
+        return reply.message
+
+
+class Context:
+    """Implements `ScaffoldContext` over the agents' sessions, an environment and a log.
+
+    Order of a turn: the reply goes on record, then the intents of its tool calls, then the environment acts,
+    then the results go on record. Nothing acts before its intent is durable. Time is what the record says,
+    so that a scaffold that is run again sees the same.
+    """
+
+    def __init__(
+        self,
+        record: EpisodeRecord,
+        agents: Mapping[str, AgentTurns],
+        environment: DurableEnvironment,
+        recovery: Recovery,
+        log: EpisodeLog,
+        limits: Limits,
+    ) -> None:
+        self._record, self._agents = record, dict(agents)
+        self._environment, self._recovery = environment, recovery
+        self._log, self._limits = log, limits
+        self._random = random.Random(record.ticket.seed)
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents that act in the episode."""
+        return tuple(self._agents)
+
+    def agent(self, name: str) -> AgentTurns:
+        """An agent's conversation; an unknown name ends the episode as a failure of the scaffold."""
+        if name not in self._agents:
+            message = f"no agent '{name}' acts here; the recipe names {', '.join(self._agents)}"
+            self._record.failure = Failure(Boundary.SCAFFOLD, "unknown_agent", message)
+            raise EpisodeOver
+        return self._agents[name]
+
+    async def start(self) -> Opening:
+        """The environment's opening."""
+        with _ending(self._record):
+            async with deadline("environment.start", self._limits.tool_s):
+                with boundary(Boundary.ENVIRONMENT, "start"):
+                    opening = check_opening(await self._environment.start())
+                    handle = await self._environment.handle() if self._recovery.has_handles else None
+        await self._log.opened(opening, handle)
+        return opening
+
+    async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """Put messages behind the conversation and let the policy reply."""
+        return await next(iter(self._agents.values())).generate(messages, tools)
+
+    async def rewrite(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
+        """Replace the conversation and let the policy reply, on a branch."""
+        return await next(iter(self._agents.values())).rewrite(messages, tools)
+
     async def step(self, action: Message) -> StepResult:
         """Let the environment react to a reply."""
         self._log.check_parking()
         intents = tuple(Effect(call.id, call) for call in action.tool_calls)
         await self._log.intended(intents)
         started = time.monotonic()
-        with self._ending():
+        with _ending(self._record):
             async with deadline("environment.step", self._limits.tool_s):
                 result, snapshot = await self._act(action)
         seconds = time.monotonic() - started
@@ -99,35 +147,20 @@ class Context:
             result = check_step(await self._environment.step(action))
             return result, await self._environment.snapshot() if self._recovery.has_snapshots else None
 
-    async def _turn(self, messages: Sequence[Message], tools: Sequence[ToolSpec], rewrites: bool) -> Message:
-        if self._record.num_turns >= self._limits.max_turns:
-            self._end(StopReason.MAX_TURNS)
-        self._log.check_parking()
-        call = self._session.rewrite if rewrites else self._session.generate
-        try:
-            with self._ending():
-                reply = await call(messages, tools)
-        except ContextFullError:
-            self._end(StopReason.MAX_TOKENS)
-        turn = self._record.last_turn
-        nodes = self._record.uncommitted(turn.agent)
-        self._record.restore_turn(await self._log.turned(turn, nodes, reply.finish, reply.request))
-        if reply.finish is FinishReason.LENGTH:
-            self._end(StopReason.LENGTH)
-        return reply.message
 
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        """Make a failure the end of the episode, whatever the scaffold would make of it."""
-        try:
-            yield
-        except EpisodeError as error:
-            self._record.failure = error.failure
-            raise EpisodeOver from error
+@contextmanager
+def _ending(record: EpisodeRecord) -> Iterator[None]:
+    """Make a failure the end of the episode, whatever the scaffold would make of it."""
+    try:
+        yield
+    except EpisodeError as error:
+        record.failure = error.failure
+        raise EpisodeOver from error
 
-    def _end(self, reason: StopReason) -> NoReturn:
-        self._record.stop_reason = reason
-        raise EpisodeOver
+
+def _end(record: EpisodeRecord, reason: StopReason) -> NoReturn:
+    record.stop_reason = reason
+    raise EpisodeOver
 
 
 def _with_results(intents: tuple[Effect, ...], result: StepResult, seconds: float) -> tuple[Effect, ...]:

@@ -9,7 +9,7 @@ came before the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from agentrl.journal.entries import (
@@ -19,38 +19,43 @@ from agentrl.journal.entries import (
     Intended,
     Leased,
     PartialReply,
+    Scored,
     StepResultRecorded,
     TurnCommitted,
     pack,
 )
 from agentrl.journal.history import EpisodeHistory
+from agentrl.journal.holder import unpack_history
 from agentrl.journal.writer import JournalWriter
 from agentrl.process.crash_points import crash_point
-from agentrl.rollouts.journal import EpisodeParked
-from agentrl.types.environment import Opening, StepResult
+from agentrl.rollouts.episode_log import EpisodeParked
+from agentrl.types.environment import Opening, ScoreRecord, StepResult
 from agentrl.types.episode import Agent, Effect, Episode, Node, Ticket, Turn
 from agentrl.types.errors import Boundary, boundary
 from agentrl.types.generation import FinishReason, Generation
+from agentrl.types.rollout import Assignment
 
 
 class WorkerJournal:
-    """Opens the logs of a worker's episodes, all in one journal, under one fencing token.
+    """Opens the logs of the episodes that a worker was assigned, in one journal, each under its own fencing token."""
 
-    `lives` are the episodes that earlier workers began: each is handed to the log that goes on with it.
-    """
-
-    def __init__(self, writer: JournalWriter, token: int, lives: Mapping[str, EpisodeHistory] | None = None) -> None:
-        self.writer, self.token = writer, token
-        self._lives = dict(lives or {})
+    def __init__(self, writer: JournalWriter) -> None:
+        self.writer = writer
+        self._assigned: dict[str, tuple[int, EpisodeHistory | None]] = {}
+        self.on_turn: Callable[[str, int, int], None] = _nobody_hears
         self.is_parking = False
         self.is_over = False
 
+    def assign(self, assignment: Assignment) -> None:
+        """Hold an episode under its token once it is opened, and go on from its entries."""
+        self._assigned[assignment.ticket.episode_id] = assignment.token, unpack_history(assignment.entries)
+
     async def open(self, ticket: Ticket, agents: tuple[Agent, ...]) -> WorkerLog:
         """Lease an episode; nothing of it is durable before the lease, so a lease that is lost never counted."""
-        life = self._lives.pop(ticket.episode_id, None)
-        taken_over = len(life.entries) if life else 0
-        log = WorkerLog(self, ticket.episode_id, life)
-        log.note(Leased(ticket, agents, self.token, taken_over))
+        token, history = self._assigned.pop(ticket.episode_id)
+        taken_over = len(history.entries) if history else 0
+        log = WorkerLog(self, ticket.episode_id, token, history)
+        log.note(Leased(ticket, agents, token, taken_over))
         crash_point("episode.leased")
         return log
 
@@ -58,17 +63,21 @@ class WorkerJournal:
         """Let every episode stop at its next safe place."""
         self.is_parking = True
 
+    def end(self) -> None:
+        """Nobody will resume what is cut off from now on."""
+        self.is_over = True
+
 
 class WorkerLog:
     """One episode's part of a worker's journal.
 
     While a scaffold is run again over what an earlier worker recorded, the calls are the same as then: as many
-    of each kind as `life` holds are not written a second time.
+    of each kind as `history` holds are not written a second time.
     """
 
-    def __init__(self, journal: WorkerJournal, episode_id: str, life: EpisodeHistory | None) -> None:
+    def __init__(self, journal: WorkerJournal, episode_id: str, token: int, history: EpisodeHistory | None) -> None:
         self._journal, self._episode_id = journal, episode_id
-        self.life, self.token = life, journal.token
+        self.history, self.token = history, token
         self._parts = 0
         self._steps = 0
 
@@ -84,32 +93,33 @@ class WorkerLog:
 
     async def opened(self, opening: Opening, handle: str | None) -> None:
         """The environment has posed the task; told once more where another session has taken over."""
-        known = self.life.opened if self.life is not None else None
+        known = self.history.opened if self.history is not None else None
         if known is None or known.handle != handle:
             with _recordable("the opening"):
-                self.note(EnvironmentStarted(self._journal.token, opening, handle))
+                self.note(EnvironmentStarted(self.token, opening, handle))
             crash_point("episode.opened")
 
     async def delivered(self, part: Generation, request: str) -> None:
         """A part of a reply; durable before the rest is asked for, so that it is never generated again."""
         self._parts += 1
-        if self.life is None or self._parts > len(self.life.parts):
-            await self.append(PartialReply(self._journal.token, part, request))
+        if self.history is None or self._parts > len(self.history.parts):
+            await self.append(PartialReply(self.token, part, request))
             crash_point("reply.delivered")
 
     async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:
         """A reply is complete; it becomes durable with the intent of what follows from it."""
-        if self.life is not None and turn.index < len(self.life.turns):
-            return self.life.turns[turn.index].turn
-        self.note(TurnCommitted(self._journal.token, turn, tuple(nodes), finish, request))
+        if self.history is not None and turn.index < len(self.history.turns):
+            return self.history.turns[turn.index].turn
+        self.note(TurnCommitted(self.token, turn, tuple(nodes), finish, request))
         crash_point("reply.committed")
+        self._journal.on_turn(self._episode_id, self.token, turn.index)
         return turn
 
     async def intended(self, effects: Sequence[Effect]) -> None:
         """The environment is about to act; an intent of an earlier worker is not intended twice."""
-        known = len(self.life.results) + (self.life.pending is not None) if self.life else 0
+        known = len(self.history.results) + (self.history.pending is not None) if self.history else 0
         if self._steps >= known:
-            await self.append(Intended(self._journal.token, self._steps, tuple(effects)))
+            await self.append(Intended(self.token, self._steps, tuple(effects)))
             crash_point("effect.intended")
 
     async def resulted(
@@ -118,13 +128,18 @@ class WorkerLog:
         """The environment has acted."""
         crash_point("effect.dispatched")
         step, self._steps = self._steps, self._steps + 1
-        if self.life is not None and step < len(self.life.results):
-            recorded = self.life.results[step]
+        if self.history is not None and step < len(self.history.results):
+            recorded = self.history.results[step]
             return recorded.effects, recorded.seconds
         with _recordable(f"the result or the snapshot of step {step}"):
-            self.note(StepResultRecorded(self._journal.token, step, tuple(effects), result, seconds, snapshot))
+            self.note(StepResultRecorded(self.token, step, tuple(effects), result, seconds, snapshot))
         crash_point("effect.resulted")
         return tuple(effects), seconds
+
+    async def scored(self, record: ScoreRecord) -> None:
+        """The environment has judged the episode; durable with its end."""
+        if self.history is None or record.scorer not in self.history.scores:
+            self.note(Scored(self.token, record))
 
     async def ended(self, episode: Episode) -> None:
         """The episode is over, and will not be played again."""
@@ -132,11 +147,9 @@ class WorkerLog:
         committed = 1 + max((turn.reply_node for turn in episode.turns), default=-1)
         await self.append(
             Ended(
-                self._journal.token,
+                self.token,
                 episode.stop_reason,
                 episode.failure,
-                episode.reward,
-                episode.metrics,
                 episode.seconds,
                 episode.nodes[committed:],
             )
@@ -150,6 +163,10 @@ class WorkerLog:
     def note(self, entry: Entry) -> None:
         """Write an entry that is durable with any that is appended later, or soon. Raises StorageError."""
         self._journal.writer.note(*pack(self._episode_id, entry))
+
+
+def _nobody_hears(episode_id: str, token: int, turn: int) -> None:
+    """Turns are on record, and nobody asks for more."""
 
 
 def _recordable(what: str) -> AbstractContextManager[None]:

@@ -17,8 +17,8 @@ from enum import StrEnum
 from agentrl.journal.entries import StepResultRecorded
 from agentrl.journal.history import EpisodeHistory
 from agentrl.protocols import DurableEnvironment, EnvironmentHost
-from agentrl.rollouts.journal import EpisodeLog
-from agentrl.rollouts.replay import nondeterministic
+from agentrl.rollouts.episode_log import EpisodeLog
+from agentrl.rollouts.recorded_replies import nondeterministic
 from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResult
 from agentrl.types.episode import Effect
 from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
@@ -44,12 +44,12 @@ async def open_environment(host: EnvironmentHost, task: Task, log: EpisodeLog) -
     Raises:
         EpisodeError: it cannot be made, or its state cannot be had again.
     """
-    if log.life is None or log.life.opened is None:
+    if log.history is None or log.history.opened is None:
         async with host.open(task) as fresh:
             yield fresh
         return
     async with AsyncExitStack() as stack:
-        yield await _resume(host, task, log.life, log.token, stack)
+        yield await _resume(host, task, log.history, log.token, stack)
 
 
 async def leave_alive(environment: DurableEnvironment, call_s: float) -> None:
@@ -66,21 +66,21 @@ class ResumedEnvironment:
     """Gives recorded answers while the scaffold is run again, and real ones from then on."""
 
     def __init__(
-        self, instance: DurableEnvironment, life: EpisodeHistory, recovery: Recovery, way: RecoveryMethod
+        self, instance: DurableEnvironment, history: EpisodeHistory, recovery: Recovery, way: RecoveryMethod
     ) -> None:
-        self._instance, self._life, self._recovery = instance, life, recovery
-        self._results = list(life.results)
-        self._pending = life.pending
+        self._instance, self._history, self._recovery = instance, history, recovery
+        self._results = list(history.results)
+        self._pending = history.pending
         self._snapshot: bytes | None = None
         self.way = way
         # A session that took over in the middle is behind the record until replay is done, and need not count its
         # steps as the episode does: the next worker restores or replays once more.
-        self._is_reattachable = way is RecoveryMethod.REATTACHED or not life.results
+        self._is_reattachable = way is RecoveryMethod.REATTACHED or not history.results
 
     async def start(self) -> Opening:
         """The recorded opening."""
-        assert self._life.opened is not None
-        opening = self._life.opened.opening
+        assert self._history.opened is not None
+        opening = self._history.opened.opening
         if self.way is RecoveryMethod.REPLAYED and await self._instance.start() != opening:
             raise _differs("its opening")
         return opening
@@ -135,22 +135,23 @@ class ResumedEnvironment:
 
 
 async def _resume(
-    host: EnvironmentHost, task: Task, life: EpisodeHistory, token: int, stack: AsyncExitStack
+    host: EnvironmentHost, task: Task, history: EpisodeHistory, token: int, stack: AsyncExitStack
 ) -> ResumedEnvironment:
     """The environment by the first way that finds its state still there. Raises EpisodeError if none does."""
-    ways = _ways(life, host.recovery, token)
+    recovery = host.description.recovery
+    ways = _ways(history, recovery, token)
     while ways:
         origin, way = ways.pop(0)
-        _check_external(life, host.recovery, way)
+        _check_external(history, recovery, way)
         try:
             instance = await stack.enter_async_context(host.open(task, origin))
-            return ResumedEnvironment(instance, life, host.recovery, way)
+            return ResumedEnvironment(instance, history, recovery, way)
         except EpisodeError as error:
             if not ways or not _is_lost(error):
                 raise
             _log.warning(
                 "the environment of episode %s is not %s, next it is to be %s: %s",
-                *(life.ticket.episode_id, way, ways[0][1], error),
+                *(history.ticket.episode_id, way, ways[0][1], error),
             )
     raise EpisodeError(
         Boundary.ENVIRONMENT,
@@ -159,17 +160,17 @@ async def _resume(
     )
 
 
-def _ways(life: EpisodeHistory, recovery: Recovery, token: int) -> list[tuple[Origin | None, RecoveryMethod]]:
+def _ways(history: EpisodeHistory, recovery: Recovery, token: int) -> list[tuple[Origin | None, RecoveryMethod]]:
     """What is declared and on record, in the order of trying."""
     ways: list[tuple[Origin | None, RecoveryMethod]] = []
-    opened, last = life.opened, life.results[-1] if life.results else None
+    opened, last = history.opened, history.results[-1] if history.results else None
     if recovery.has_handles and opened is not None and opened.handle is not None:
         ways.append((Origin(handle=opened.handle, token=token), RecoveryMethod.REATTACHED))
     if recovery.has_snapshots and last is not None and last.snapshot is not None:
         ways.append((Origin(snapshot=last.snapshot, token=token), RecoveryMethod.RESTORED))
     # Nothing has acted yet: a fresh instance that poses the task in the same words is as good as the lost one. So it
     # is before the first snapshot: what an unfinished step did, it did to the lost one.
-    is_untouched = not life.results and (life.pending is None or recovery.has_snapshots)
+    is_untouched = not history.results and (history.pending is None or recovery.has_snapshots)
     if recovery.is_deterministic or is_untouched:
         ways.append((None, RecoveryMethod.REPLAYED))
     return ways
@@ -179,17 +180,17 @@ def _is_lost(error: EpisodeError) -> bool:
     return (error.failure.boundary, error.failure.kind) == (Boundary.ENVIRONMENT, "lost")
 
 
-def _check_external(life: EpisodeHistory, recovery: Recovery, way: RecoveryMethod) -> None:
+def _check_external(history: EpisodeHistory, recovery: Recovery, way: RecoveryMethod) -> None:
     """Refuse what would need an external call to be repeated, or taken apart from others of its step."""
     if way is RecoveryMethod.REATTACHED:
         return
-    if life.pending is not None and _num_external(life.pending.effects, recovery):
-        names = ", ".join(sorted({effect.call.name for effect in life.pending.effects}))
+    if history.pending is not None and _num_external(history.pending.effects, recovery):
+        names = ", ".join(sorted({effect.call.name for effect in history.pending.effects}))
         raise EpisodeError(
             Boundary.ENVIRONMENT, "outcome_unknown", f"whether {names} was carried out is not on record; never repeated"
         )
     if way is RecoveryMethod.REPLAYED:
-        for result in life.results:
+        for result in history.results:
             if 0 < _num_external(result.effects, recovery) < len(result.effects):
                 raise EpisodeError(
                     Boundary.ENVIRONMENT,

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from agentrl.types.environment import Score
+from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Effect, Episode, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.errors import Boundary, EpisodeError, Failure
+from agentrl.types.score import with_scores
 
 
 class EpisodeRecord:
@@ -28,7 +29,7 @@ class EpisodeRecord:
         self._committed: dict[str, int] = {}
         self.stop_reason: StopReason | None = None
         self.failure: Failure | None = None
-        self.score: Score | None = None
+        self.scores: list[ScoreRecord] = []
 
     @property
     def num_turns(self) -> int:
@@ -96,14 +97,13 @@ class EpisodeRecord:
 
     def close(self, seconds: float) -> Episode:
         """The episode as it stands."""
-        return Episode(
+        played = Episode(
             ticket=self.ticket,
             agents=self.agents,
             nodes=tuple(self._nodes),
             turns=tuple(self._turns),
             stop_reason=self.stop_reason if self.failure is None else None,
             failure=self.failure,
-            reward=self.score.reward if self.score else None,
-            metrics=self.score.metrics if self.score else {},
             seconds=seconds,
         )
+        return with_scores(played, self.scores)

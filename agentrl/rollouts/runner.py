@@ -4,60 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from agentrl.journal.history import EpisodeHistory
-from agentrl.protocols import DurableEnvironment, EnvironmentHost, Scaffold, Scorer
-from agentrl.rollouts.context import Context, EpisodeOver
+from agentrl.protocols import DurableEnvironment, EnvironmentHost, Scaffold, Verifying
+from agentrl.rollouts.context import AgentTurns, Context, EpisodeOver
 from agentrl.rollouts.environment_recovery import leave_alive, open_environment
-from agentrl.rollouts.journal import EpisodeJournal, EpisodeLog, EpisodeParked
+from agentrl.rollouts.episode_log import EpisodeJournal, EpisodeLog, EpisodeParked
 from agentrl.rollouts.record import EpisodeRecord
-from agentrl.rollouts.replay import Generating, ReplayingEngine
+from agentrl.rollouts.recorded_replies import Generating, RecordedReplies, ReplayingEngine
 from agentrl.rollouts.session import Session
 from agentrl.tokens.chat import ChatFormat
+from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Episode, StopReason, Ticket
 from agentrl.types.errors import Boundary, EpisodeError, Failure, StorageError, boundary, deadline
 from agentrl.types.generation import Sampling
 from agentrl.types.task import Limits
 
-_AGENT = "agent"
 _LEAST_S = 1.0  # a resumed episode whose time is nearly up still gets to its own deadline in order
 
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Everything that a policy needs to act: its name, engine, chat format and sampling."""
+    """Everything that a policy needs to act: its name, engine, chat format and sampling.
+
+    `limits` bound the turns and tokens of each of its agents; None stands for the episode's.
+    """
 
     policy: str
     engine: Generating
     chat: ChatFormat
     sampling: Sampling
+    limits: Limits | None = None
 
 
 class EpisodeRunner:
     """Plays episodes of one kind of environment with one scaffold; many at once on one event loop.
 
-    A runner holds no state of episodes. `on_generated` is called when the policy has said its last
+    A runner holds no state of episodes. `players` has the player behind each agent, in the recipe's order.
+    `on_generated` is called when the policies have said their last
     word, before the environment judges it: from then on the episode needs no place.
     """
 
     def __init__(
         self,
-        player: Player,
+        players: Mapping[str, Player],
         scaffold: Scaffold,
         environments: EnvironmentHost,
-        scorer: Scorer,
+        verifier: Verifying | None,
         journal: EpisodeJournal,
         limits: Limits,
     ) -> None:
-        self._player, self._scaffold = player, scaffold
-        self._environments, self._scorer = environments, scorer
+        self._players, self._scaffold = dict(players), scaffold
+        self._environments, self._verifier = environments, verifier
         self._journal, self._limits = journal, limits
 
     def open(self, ticket: Ticket) -> EpisodeRecord:
         """An empty record for a ticket; the caller keeps it, so that it has the record even if the run is cut off."""
-        return EpisodeRecord(ticket, (Agent(_AGENT, self._player.policy),))
+        return EpisodeRecord(ticket, tuple(Agent(name, player.policy) for name, player in self._players.items()))
 
     async def run(self, record: EpisodeRecord, on_generated: Callable[[], Awaitable[None]]) -> Episode:
         """Play one episode, from its start or from where its journal says that it was.
@@ -70,13 +75,13 @@ class EpisodeRunner:
             StorageError: the journal cannot be written.
         """
         log = await self._journal.open(record.ticket, record.agents)
-        started = time.monotonic() - (_seconds_played(log.life) if log.life else 0.0)
+        started = time.monotonic() - (_seconds_played(log.history) if log.history else 0.0)
         end = _End(record, log, started)
         try:
             async with deadline("episode", max(self._limits.total_s - (time.monotonic() - started), _LEAST_S)):
                 await self._play_and_score(record, on_generated, log, end)
         except EpisodeError as error:
-            if record.score is None:  # an environment that cannot be freed takes nothing from a verdict
+            if not record.scores:  # an environment that cannot be freed takes nothing from a verdict
                 record.failure = error.failure
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -95,20 +100,28 @@ class EpisodeRunner:
             try:
                 await self._play(record, environment, log)
                 await on_generated()
-                if record.failure is None:
-                    record.score = await self._scorer.score(environment)
+                if record.failure is None and self._verifier is not None:
+                    await self._verify(self._verifier, record, environment, log)
                     # Before the environment is freed: a worker that goes on without the verdict needs it once more.
                     await end.commit()
             except (EpisodeParked, StorageError, asyncio.CancelledError):  # another worker goes on, or has begun to
-                if self._environments.recovery.has_handles and log.is_resumable:
+                if self._environments.description.recovery.has_handles and log.is_resumable:
                     await leave_alive(environment, self._limits.tool_s)
                 raise
 
+    async def _verify(
+        self, verifier: Verifying, record: EpisodeRecord, environment: DurableEnvironment, log: EpisodeLog
+    ) -> None:
+        """Have the environment judge the episode, unless an earlier worker did."""
+        known = log.history.scores.get(verifier.name) if log.history is not None else None
+        verdict = known or ScoreRecord(verifier.name, await verifier.score(environment), verifier.weight)
+        await log.scored(verdict)
+        record.scores.append(verdict)
+
     async def _play(self, record: EpisodeRecord, environment: DurableEnvironment, log: EpisodeLog) -> None:
-        player = self._player
-        engine = player.engine if log.life is None else ReplayingEngine(log.life, player.engine)
-        session = Session(record, _AGENT, player.chat, engine, player.sampling, self._limits, log)
-        context = Context(record, session, environment, self._environments.recovery, log, self._limits)
+        replies = RecordedReplies(log.history) if log.history is not None else None
+        agents = {name: self._agent(name, player, record, replies, log) for name, player in self._players.items()}
+        context = Context(record, agents, environment, self._environments.description.recovery, log, self._limits)
         try:
             with boundary(Boundary.SCAFFOLD, "run"):
                 await self._scaffold.run(context)
@@ -116,6 +129,14 @@ class EpisodeRunner:
             return
         if record.stop_reason is None:
             record.stop_reason = StopReason.ANSWERED
+
+    def _agent(
+        self, name: str, player: Player, record: EpisodeRecord, replies: RecordedReplies | None, log: EpisodeLog
+    ) -> AgentTurns:
+        engine = player.engine if replies is None else ReplayingEngine(replies, name, player.engine)
+        limits = player.limits or self._limits
+        session = Session(record, name, player.chat, engine, player.sampling, limits, log)
+        return AgentTurns(record, session, log, limits.max_turns)
 
 
 class _End:
@@ -134,6 +155,6 @@ class _End:
         return self._episode
 
 
-def _seconds_played(life: EpisodeHistory) -> float:
+def _seconds_played(history: EpisodeHistory) -> float:
     """What an episode has used of its time before it was resumed."""
-    return sum(turned.turn.generation_s for turned in life.turns) + sum(result.seconds for result in life.results)
+    return sum(turned.turn.generation_s for turned in history.turns) + sum(result.seconds for result in history.results)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.rollouts.journal import EpisodeLog
+from agentrl.rollouts.episode_log import EpisodeLog
 from agentrl.rollouts.record import EpisodeRecord
-from agentrl.rollouts.replay import Generating, request_digest
+from agentrl.rollouts.recorded_replies import Generating, request_digest
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Node, SampledColumns, Ticket
 from agentrl.types.errors import Boundary, EpisodeError

@@ -2,63 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agentrl.telemetry.sinks import read_json_lines
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = (("#b8c4d6", "#5b7db1", "#c2532d"), ("#c9dcc4", "#5f9a55", "#7a4fa0"), ("#e0d3b8", "#a58a45", "#1f7a7a"))
 _WINDOW_STEPS = 5
 _AREA_PER_EPISODE = 0.6  # in square points: some hundred episodes to a step make a dot of 9 points across
 
 
-def draw_curve(metrics: Path, picture: Path, title: str) -> None:
-    """Draw reward in training and on held-out tasks over steps and episodes, from a run's metrics, as PNG."""
+def draw_curve(metrics: Path, picture: Path, title: str, policies: Sequence[str] = ()) -> None:
+    """Draw reward in training and on held-out tasks over steps and episodes, from a run's metrics, as PNG.
+
+    Of several `policies`, whose metrics begin with their names, each has a colour of its own.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     rows = read_json_lines(metrics)
-    train = _series(rows, "rollout/reward_mean")
-    episodes = dict(_series(rows, "rollout/episodes"))
-    heldout = _series(rows, "eval/reward_mean")
-    errors = dict(_series(rows, "eval/reward_standard_error"))
-    figure, axes = plt.subplots(figsize=(7.5, 4.2), dpi=120)
-    # A line would fall to 0 at every step that sees one failed episode end: dots say of how many each mean is.
-    areas = [_AREA_PER_EPISODE * episodes[step] for step, _ in train]
-    label = "training episodes of each step, area their number"
-    axes.scatter(*_columns(train), areas, color="#b8c4d6", linewidths=0, label=label)
-    axes.plot(
-        *_columns(smoothed(train, episodes)),
-        color="#5b7db1",
-        linewidth=2,
-        label=f"the same, of {_WINDOW_STEPS} steps together",
-    )
-    steps, means = _columns(heldout)
-    bars = [2 * errors.get(step, 0.0) for step in steps]
-    axes.errorbar(
-        steps,
-        means,
-        bars,
-        color="#c2532d",
-        marker="o",
-        linewidth=2,
-        capsize=3,
-        label="held-out tasks, two standard errors",
-    )
-    axes.set(xlabel="steps", ylabel="mean reward", title=title, ylim=(-0.02, 1.02))
+    figure, axes = plt.subplots(figsize=(7.5, 4.6), dpi=120)
+    for number, policy in enumerate(policies or [""]):
+        _draw_policy(axes, rows, policy, _COLOURS[number % len(_COLOURS)])
+    axes.set(xlabel="steps", ylabel="mean reward", ylim=(-0.02, 1.02))
     axes.grid(alpha=0.25)
-    if sizes := [size for _, size in _series(rows, "batch/episodes")]:
+    sizes = [size for _, size in _series(rows, "batch/episodes")]
+    if sizes:
         of_step = sum(sizes) / len(sizes)
         scaling = (lambda steps: np.asarray(steps) * of_step, lambda counts: np.asarray(counts) / of_step)
-        top = axes.secondary_xaxis("top", functions=scaling)
-        top.set_xlabel("episodes trained")
-    axes.legend(loc="lower right", frameon=False)
-    figure.tight_layout()
+        axes.secondary_xaxis("top", functions=scaling).set_xlabel("episodes trained")
+    figure.suptitle(title)
+    # Below the axes, where no point can be.
+    figure.legend(loc="outside lower center", ncols=1 if policies else 3, frameon=False, fontsize="small")
+    figure.set_layout_engine("constrained")
     figure.savefig(picture)
     plt.close(figure)
+
+
+def _draw_policy(axes: Axes, rows: Sequence[Mapping[str, Any]], policy: str, colours: tuple[str, str, str]) -> None:
+    """Dots for the training episodes of each step, a line for some steps together, one with bars for held-out tasks."""
+    prefix, of_whom = (f"{policy}/", f"{policy}: ") if policy else ("", "")
+    pale, middle, strong = colours
+    train = _series(rows, f"{prefix}rollout/reward_mean")
+    episodes = dict(_series(rows, f"{prefix}rollout/episodes"))
+    heldout = _series(rows, f"{prefix}eval/reward_mean")
+    errors = dict(_series(rows, f"{prefix}eval/reward_standard_error"))
+    # A line would fall to 0 at every step that sees one failed episode end: dots say of how many each mean is.
+    areas = [_AREA_PER_EPISODE * episodes[step] for step, _ in train]
+    label = f"{of_whom}training, area by episodes"
+    axes.scatter(*_columns(train), areas, color=pale, linewidths=0, label=label)
+    line = _columns(smoothed(train, episodes))
+    axes.plot(*line, color=middle, linewidth=2, label=f"{of_whom}{_WINDOW_STEPS} steps together")
+    steps, means = _columns(heldout)
+    bars = [2 * errors.get(step, 0.0) for step in steps]
+    label = f"{of_whom}held-out, two standard errors"
+    axes.errorbar(steps, means, bars, color=strong, marker="o", linewidth=2, capsize=3, label=label)
 
 
 def sparkline(values: list[float]) -> str:
@@ -82,7 +88,7 @@ def smoothed(means: list[tuple[int, float]], episodes: dict[int, float]) -> list
     return smooth
 
 
-def _series(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+def _series(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
     """Values by step; of a step that a resumed run took again, the newest."""
     return sorted({row["step"]: row[name] for row in rows if name in row}.items())
 

@@ -1,20 +1,21 @@
-"""Builders of records, for tests that need an episode but not a rollout."""
+"""Builders of records and tasks, for tests that need an episode but not a rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
+from agentrl.buffer.tasks import TaskSource
 from agentrl.types.episode import Agent, Episode, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion, VersionSpan
 
 
 def build_ticket(name: str = "train-000000-0", group: int = 0, member: int = 0, step: int = 0) -> Ticket:
-    """A ticket of policy ``main`` that was admitted at a step."""
+    """A ticket of policy ``main`` and environment ``fake`` that was admitted at a step."""
     task = Task("fake", Split.TRAIN, group)
-    return Ticket(name, task, group, member, 0, member, {"main": PolicyVersion(0, step)})
+    return Ticket(name, task, group, member, 0, member, {"main": PolicyVersion(0, step)}, "fake")
 
 
 def build_episode(
@@ -44,3 +45,17 @@ def build_episode(
         stop_reason=StopReason.ANSWERED,
         reward=reward,
     )
+
+
+class InstantTasks(TaskSource):
+    """Tasks that are made in no time, in this process."""
+
+    def __init__(self, sample_task: Callable[[int], Task]) -> None:
+        self._sample_task = sample_task
+
+    def get(self, environment: str, ordinal: int) -> Task | None:
+        """The task itself."""
+        return self._sample_task(ordinal)
+
+    def listen(self, on_arrival: Callable[[], Awaitable[None]]) -> None:
+        """Nothing arrives later."""

@@ -117,6 +117,10 @@ class ChaosEngine(Engine):
         """Stop generating."""
         return await self._call(FaultPhase.PAUSE, self._engine.pause)
 
+    async def count_requests(self) -> int | None:
+        """Never at fault."""
+        return await self._engine.count_requests()
+
     async def resume(self) -> None:
         """Generate again."""
         await self._call(FaultPhase.RESUME, self._engine.resume)

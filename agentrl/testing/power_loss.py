@@ -110,6 +110,20 @@ class RecordingDisk(Disk):
             if self._syncs_folders if self._is_making_folders else self._syncs_names:
                 self._note(Call.SYNC_FOLDER, folder)
 
+    def sync_path(self, path: Path) -> None:
+        """See `Disk`; the file was written past this disk."""
+        with self._lock:
+            self._note(Call.CREATE, path)
+            self._note(Call.WRITE, path, path.read_bytes())
+            if self._syncs_files:
+                self._note(Call.SYNC, path)
+
+    def rename(self, path: Path, target: Path) -> None:
+        """See `Disk`."""
+        with self._lock:
+            super().rename(path, target)
+            self._note(Call.RENAME, path, str(target.relative_to(self.root)).encode())
+
     def close(self, descriptor: int) -> None:
         """See `Disk`."""
         with self._lock:

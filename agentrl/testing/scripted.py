@@ -13,7 +13,7 @@ from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.message import Message
-from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.version import FIRST_VERSION, PolicyVersion, VersionSpan
 from agentrl.types.weights import WeightGroup, WeightSource
 
 Script = Callable[[str, Sequence[Message]], Message]
@@ -29,7 +29,7 @@ class ScriptedEngine(Engine):
 
     def __init__(self, chat: ChatFormat, script: Script, version: PolicyVersion | None = None) -> None:
         self.name = "scripted"
-        self.version = version or PolicyVersion(0, 0)
+        self.version = version or FIRST_VERSION
         self._chat, self._script = chat, script
 
     @property
@@ -50,6 +50,10 @@ class ScriptedEngine(Engine):
         return [0.0] * (len(token_ids) - 1)
 
     async def pause(self) -> int:
+        """Nothing is ever in flight."""
+        return 0
+
+    async def count_requests(self) -> int | None:
         """Nothing is ever in flight."""
         return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import StorageError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
+from agentrl.weights.delta_codec import copy_companions
 from agentrl.weights.experts import join_experts
 
 _WEIGHTS = "model.safetensors"
@@ -50,8 +50,8 @@ def stage_weights(
             return WeightsManifest(name, version, str(folder), {}, 0)
         with new_folder(folder, version) as staging:
             written = write_weights(policy, parameters, staging / _WEIGHTS)
+            copy_companions(source, staging)
             policy.network.config.save_pretrained(staging)
-            _copy_companions(source, staging)
     finally:
         # The other ranks gather to the end with this one, whatever becomes of the file.
         for _ in parameters:
@@ -101,11 +101,3 @@ def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Pat
 
 def _read_whole(policy: PolicyModel, folder: Path) -> dict[str, torch.Tensor]:
     return join_experts(load_file(folder / _WEIGHTS), expert_names(policy))
-
-
-def _copy_companions(source: Path, target: Path) -> None:
-    """Tokenizer and generation settings travel with the weights."""
-    for file in source.iterdir():
-        is_weights = file.suffix in (".safetensors", ".bin", ".pt", ".gguf") or file.name.endswith(".index.json")
-        if file.is_file() and not is_weights and file.name != "config.json":
-            shutil.copy2(file, target / file.name)

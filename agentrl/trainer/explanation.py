@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from agentrl.algorithms.outcome import TokenOutcome, token_fates
+from agentrl.algorithms.outcome import TokenOutcome, token_statuses
 from agentrl.algorithms.ratios import safe_exp
 from agentrl.trainer.minibatches import Minibatch
 from agentrl.types.batch import TrainBatch
@@ -31,11 +31,11 @@ class LossTrace:
         ratio_S, moved_S = safe_exp(outcome.gap_S), safe_exp(outcome.moved_S)
         weights_S = outcome.weights_S.masked_fill(mismatched_S, 0.0)
         pieces = [column.cpu().split(counts) for column in (logprobs_S.detach(), ratio_S, moved_S, weights_S)]
-        fates = token_fates(outcome, mismatched_S)
+        statuses = token_statuses(outcome, mismatched_S)
         start = 0
         for number, (index, count) in enumerate(zip(part.indices, counts, strict=True)):
             logprobs, ratios, proximal_ratios, weights = (piece[number].numpy().copy() for piece in pieces)
-            of_sequence = tuple(fates[start : start + count])
+            of_sequence = tuple(statuses[start : start + count])
             self._terms[index] = TokenTerms(logprobs, ratios, proximal_ratios, weights, of_sequence)
             start += count
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
+from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError, encode_call
+from agentrl.process.threads import run_in_thread
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.batch import Canary, StepReport, TrainBatch, WeightsManifest
-from agentrl.types.errors import AgentRLError, ConfigError, StorageError, TrainerError
+from agentrl.types.errors import ERRORS_BY_NAME, AgentRLError, TrainerError
 from agentrl.types.explanation import StepExplanation
 from agentrl.types.version import PolicyVersion
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NEWS_S = 0.5
-_OURS = {kind.__name__: kind for kind in (ConfigError, StorageError, TrainerError)}
 
 
 class TrainerHandle:
@@ -126,15 +126,16 @@ class TrainerHandle:
             rank.kill()
 
     async def _call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
-        """Call all ranks; the answer is rank 0's.
+        """Call all ranks; the answer is rank 0's. A thread encodes the call, once for all of them.
 
         Waits for: every rank. Unblocked by: their replies, the first failure, the deadline.
         """
-        calls = [
-            asyncio.create_task(rank.call(method, *arguments, result=result, deadline_s=deadline_s))
-            for rank in self._ranks
-        ]
+        calls: list[asyncio.Task[T]] = []
         try:
+            request = await run_in_thread("encode", lambda: encode_call(method, arguments))
+            for rank in self._ranks:
+                call = rank.call_encoded(method, request, result=result, deadline_s=deadline_s)
+                calls.append(asyncio.create_task(call))
             done, pending = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             if not any(task.exception() for task in done):
                 return calls[0].result()
@@ -154,8 +155,8 @@ class TrainerHandle:
     def _explain(self, method: str, error: BaseException, deadline_s: float) -> AgentRLError:
         """A foreign or remote error as one that says which trainer, what it did and what to do."""
         where = f"trainer of policy '{self._policy}'"
-        if isinstance(error, RemoteCallError) and error.error in _OURS:
-            return _OURS[error.error](error.message)
+        if isinstance(error, RemoteCallError) and error.error in ERRORS_BY_NAME:
+            return ERRORS_BY_NAME[error.error](error.message)
         if isinstance(error, RemoteCallError):
             return TrainerError(f"{where}: {error}\n{error.trace}")
         if isinstance(error, ProcessDiedError):

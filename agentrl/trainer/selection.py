@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
 
@@ -24,27 +26,55 @@ def select_sequences(batch: TrainBatch, config: AlgorithmConfig) -> list[TokenSe
     advantages = batch_advantages(batch, config)
     scales = token_scales(batch, config.aggregation, config.constant_tokens)
     return [
-        _sequence(batch.episodes[number].trajectories[branch], scales[number][branch], advantages[number])
+        _sequence(
+            batch.episodes[number].trajectories[branch],
+            scales[number][branch],
+            advantage_of(batch.episodes[number].trajectories[branch], advantages[number]),
+        )
         for number, branch in places_in_loss(batch, advantages, config)
     ]
 
 
-def places_in_loss(batch: TrainBatch, advantages: list[float], config: AlgorithmConfig) -> list[tuple[int, int]]:
+def places_in_loss(
+    batch: TrainBatch, advantages: Sequence[Mapping[str, float]], config: AlgorithmConfig
+) -> list[tuple[int, int]]:
     """Index of the episode, and of the trajectory in it, of every selected sequence, in order."""
     skips_zero = vanishes_without_advantage(config.loss)
     return [
         (number, branch)
-        for number, (episode, advantage) in enumerate(zip(batch.episodes, advantages, strict=True))
+        for number, (episode, by_agent) in enumerate(zip(batch.episodes, advantages, strict=True))
         for branch, trained in enumerate(episode.trajectories)
-        if trained.loss_mask.any() and not (advantage == 0.0 and skips_zero)
+        if trained.loss_mask.any() and not (advantage_of(trained, by_agent) == 0.0 and skips_zero)
     ]
 
 
-def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> list[float]:
-    """Advantage of each episode of the batch."""
-    rewards = torch.tensor([e.reward for e in batch.episodes])
-    groups = torch.tensor([e.group for e in batch.episodes])
-    return group_advantages(rewards, groups, config.advantage).tolist()
+def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> list[dict[str, float]]:
+    """Advantages of each episode of the batch, by agent; under the empty name where one agent acts.
+
+    Each agent has a baseline of its own: its rewards are compared with its own in the other episodes of the group.
+
+    Example: white wins one game of two, and black the other: white's advantages are +1 and -1 over the deviation,
+    black's -1 and +1, where the sums of their rewards would have told nothing.
+    """
+    units = [
+        (number, agent, reward)
+        for number, episode in enumerate(batch.episodes)
+        for agent, reward in (episode.agent_rewards or {"": episode.reward}).items()
+    ]
+    members = [(batch.episodes[number].group, agent) for number, agent, _ in units]
+    baselines = {member: place for place, member in enumerate(dict.fromkeys(members))}
+    groups = torch.tensor([baselines[member] for member in members])
+    rewards = torch.tensor([reward for _, _, reward in units])
+    advantages: list[dict[str, float]] = [{} for _ in batch.episodes]
+    found = group_advantages(rewards, groups, config.advantage).tolist()
+    for (number, agent, _), advantage in zip(units, found, strict=True):
+        advantages[number][agent] = advantage
+    return advantages
+
+
+def advantage_of(trained: TrainTrajectory, by_agent: Mapping[str, float]) -> float:
+    """The advantage of a trajectory: its agent's."""
+    return by_agent[""] if "" in by_agent else by_agent[trained.trajectory.agent]
 
 
 def _sequence(trained: TrainTrajectory, scale: np.ndarray, advantage: float) -> TokenSequence:

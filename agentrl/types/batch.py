@@ -33,15 +33,19 @@ class TrainTrajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainEpisode:
-    """One episode of a batch: its reward enters its group's baseline whether or not it is trained.
+    """One episode of a batch: its rewards enter its group's baselines whether or not it is trained.
 
-    `trajectories` is empty for an episode that is withheld (counted in the group, not trained).
+    `trajectories` is empty for an episode that is withheld (counted in the group, not trained). `agent_rewards` has
+    the reward of each agent that acts by the batch's policy, each of which has a baseline of its own in the group;
+    empty where one agent acts, whose reward is `reward`. `environment` is the one that it was played in.
     """
 
     episode_id: str
     group: int
     reward: float
     trajectories: tuple[TrainTrajectory, ...]
+    agent_rewards: dict[str, float] = field(default_factory=dict)
+    environment: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
-from agentrl.types.errors import Boundary, EpisodeError
+from agentrl.types.errors import Boundary, EpisodeError, Failure
 from agentrl.types.message import Message, ToolSpec
+
+Placement = Literal["inline", "process"]
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How an episode begins: the first messages and the tools that may be called."""
+    """How an episode begins: the first messages and the tools that may be called.
+
+    `agent` names whose turn it is where several agents act; None where one does.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +29,44 @@ class StepResult:
     """The environment's answer to one assistant message.
 
     `messages` holds one tool message for each call, in order. With `is_done` the episode is over and
-    no messages are needed.
+    no messages are needed. `agent` names whose turn comes next and whom the messages are for; None stands for the
+    agent that has acted.
     """
 
     messages: tuple[Message, ...] = ()
     is_done: bool = False
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The verdict on an episode; `reward` is None when it could not be judged, never 0 instead."""
+    """The verdict on an episode; `reward` is None when it could not be judged, never 0 instead.
+
+    `agent_rewards` has the reward of each agent where they are judged apart; an agent without one has `reward`.
+    `turn_rewards` has rewards of single turns, by the turn's index; they add to the reward of the agent that took it.
+
+    Example: ``Score(0.5, agent_rewards={"white": 1.0, "black": 0.0})``.
+    """
 
     reward: float | None
     metrics: dict[str, float] = field(default_factory=dict)
+    agent_rewards: dict[str, float] = field(default_factory=dict)
+    turn_rewards: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRecord:
+    """What one scorer said of an episode, whenever it did; without a score `failure` says why.
+
+    `weight` is its part in the reward.
+
+    Example: ``ScoreRecord("verifier", Score(1.0))`` and ``ScoreRecord("style", Score(0.5), weight=0.2)`` make 1.1.
+    """
+
+    scorer: str
+    score: Score | None
+    weight: float = 1.0
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +83,24 @@ class Recovery:
     has_snapshots: bool = False
     is_deterministic: bool = False
     external_tools: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDescription:
+    """All that a run knows of an environment, told by a process that has imported it; the run's own does not.
+
+    `recovery` has the tools that act outside, too. `num_tasks` is the number of training tasks under the run's options,
+    None where they are endless. `placement` is ``inline`` if every call is short, by the author's word; `interpreter`
+    the path of the Python that instances run in unless a recipe names another.
+
+    Example: ``EnvironmentDescription("mail", Recovery(external_tools=frozenset({"send"})), num_tasks=1200)``.
+    """
+
+    name: str
+    recovery: Recovery = Recovery()
+    num_tasks: int | None = None
+    placement: Placement = "process"
+    interpreter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +136,7 @@ def check_step(value: object) -> StepResult:
 
 
 def check_score(value: object) -> Score:
-    """The score itself if its reward is None or finite and its metrics are finite.
+    """The score itself if its reward is None or finite and all other numbers are finite.
 
     A reward of NaN, infinity, ``"1"`` or ``True`` is a fault of the environment: nothing is coerced.
 
@@ -95,8 +145,10 @@ def check_score(value: object) -> Score:
     """
     if not isinstance(value, Score):
         raise EpisodeError(Boundary.ENVIRONMENT, "reward", f"score() returned {value!r}, not a Score")
-    rewards = [] if value.reward is None else [("reward", value.reward)]
-    for name, number in [*rewards, *value.metrics.items()]:
+    numbers = [] if value.reward is None else [("reward", value.reward)]
+    numbers += [(f"reward of agent {name}", reward) for name, reward in value.agent_rewards.items()]
+    numbers += [(f"reward of turn {turn}", reward) for turn, reward in value.turn_rewards.items()]
+    for name, number in [*numbers, *value.metrics.items()]:
         if type(number) not in (int, float) or not math.isfinite(number):
             raise EpisodeError(Boundary.ENVIRONMENT, "reward", f"{name} is {number!r}, not a finite number")
     return value

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from agentrl.types.environment import ScoreRecord
 from agentrl.types.errors import Failure
 from agentrl.types.generation import KeptTokens, RoutedExperts
 from agentrl.types.message import ToolCall
@@ -137,7 +138,8 @@ class Ticket:
     """Leave to run one episode: what admission hands to a rollout worker.
 
     `group` numbers the group, `member` the episode in it, `attempt` counts re-dispatches after
-    infrastructure failures. `seed` fixes every random draw of the episode.
+    infrastructure failures. `seed` fixes every random draw of the episode. `environment` is the name by which the
+    recipe knows what is played.
     """
 
     episode_id: str
@@ -147,15 +149,17 @@ class Ticket:
     attempt: int
     seed: int
     started_at: dict[str, PolicyVersion] = field(default_factory=dict)  # loaded version by policy
+    environment: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
     """The record of one run from its first prompt to its end.
 
-    `reward` is None when the episode was not scored: it is never read as 0. `failure` is separate
-    from `stop_reason`: an episode that ran out of turns has no failure, one whose environment crashed
-    has no stop reason.
+    `reward` is None when the episode was not scored: it is never read as 0. Where agents are judged apart,
+    `agent_rewards` has theirs and `reward` is their mean. `scores` are what these are made of. `failure` is separate
+    from `stop_reason`: an episode that ran out of turns has no failure, one whose environment crashed has no stop
+    reason.
 
     Example: a SQL episode of three turns has nodes prompt, reply, bridge, reply, bridge, reply; one
     leaf; ``stop_reason answered``; ``reward 1.0``.
@@ -170,6 +174,8 @@ class Episode:
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    agent_rewards: dict[str, float] = field(default_factory=dict)
+    scores: tuple[ScoreRecord, ...] = ()
 
     @property
     def episode_id(self) -> str:
@@ -189,6 +195,17 @@ class Episode:
     def policy_of(self, agent: str) -> str:
         """The policy that `agent` acts by."""
         return next(a.policy for a in self.agents if a.name == agent)
+
+    def rewards_of(self, policy: str) -> dict[str, float]:
+        """The reward of each agent that acts by a policy; empty for an episode without a reward.
+
+        Example: a speaker got 1.0 and a listener 0.0, each by a policy of its name: ``rewards_of("speaker")`` is
+        ``{"speaker": 1.0}``.
+        """
+        if self.reward is None:
+            return {}
+        names = [agent.name for agent in self.agents if agent.policy == policy]
+        return {name: self.agent_rewards.get(name, self.reward) for name in names}
 
 
 class TokenRun(Protocol):

@@ -8,10 +8,17 @@ it means and what to do. Foreign exceptions become ours in `boundary` and nowher
 from __future__ import annotations
 
 import asyncio
+import sysconfig
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+
+_MAX_TRACE = 8000  # characters
+_OURS = f"{Path(__file__).parents[1]}/"
+_STDLIB = f"{sysconfig.get_path('stdlib')}/"
 
 
 class Boundary(StrEnum):
@@ -32,12 +39,15 @@ class Boundary(StrEnum):
 class Failure:
     """Why an episode has no outcome; `kind` groups failures in counters, `message` is for a person.
 
+    `trace` is the traceback of what a plugin raised, wherever it ran; empty for what the platform itself found.
+
     Example: ``Failure(Boundary.TIMEOUT, "environment.step", "no result within 5.0 s")``.
     """
 
     boundary: Boundary
     kind: str
     message: str
+    trace: str = ""
 
     def __str__(self) -> str:
         return f"{self.boundary}({self.kind}): {self.message}"
@@ -83,6 +93,17 @@ class StorageError(AgentRLError):
     """The run directory could not be written or read: disk full, file missing, block corrupt."""
 
 
+class WorkerLostError(AgentRLError):
+    """The process of a rollout worker is gone: `kind` is ``crashed`` or ``hung``. Its episodes go on elsewhere.
+
+    `running` is the name of the episode that it was running when it ended or hung, if it was running one.
+    """
+
+    def __init__(self, kind: str, message: str, running: str | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.running = kind, running
+
+
 class StalledError(AgentRLError):
     """The run cannot make progress; the message says what it waited for and why that will not come."""
 
@@ -90,9 +111,9 @@ class StalledError(AgentRLError):
 class EpisodeError(AgentRLError):
     """Ends one episode; becomes its `Failure`."""
 
-    def __init__(self, boundary: Boundary, kind: str, message: str) -> None:
+    def __init__(self, boundary: Boundary, kind: str, message: str, trace: str = "") -> None:
         super().__init__(f"{boundary}({kind}): {message}")
-        self.failure = Failure(boundary, kind, message)
+        self.failure = Failure(boundary, kind, message, trace)
 
 
 class EngineBusyError(EpisodeError):
@@ -106,6 +127,12 @@ class EngineBusyError(EpisodeError):
         self.retry_after_s = retry_after_s
 
 
+ERRORS_BY_NAME: dict[str, type[AgentRLError]] = {
+    kind.__name__: kind for kind in (ConfigError, StorageError, TrainerError)
+}
+"""Those of our errors that a child process may raise for its parent: they mean the same there."""
+
+
 @contextmanager
 def boundary(where: Boundary, kind: str, meaning: str = "") -> Iterator[None]:
     """Turn whatever foreign code raises inside into an `EpisodeError` of this boundary.
@@ -117,7 +144,30 @@ def boundary(where: Boundary, kind: str, meaning: str = "") -> Iterator[None]:
     except AgentRLError:
         raise
     except Exception as error:
-        raise EpisodeError(where, kind, f"{meaning}{': ' if meaning else ''}{type(error).__name__}: {error}") from error
+        message = f"{meaning}{': ' if meaning else ''}{type(error).__name__}: {error}{place_of(error)}"
+        raise EpisodeError(where, kind, message, trace_of(error)) from error
+
+
+def place_of(error: BaseException) -> str:
+    """Where a plugin's code raised, as words behind a message: the innermost line of it.
+
+    Example: `` (line 41 of /home/me/game/environment.py, in step)``; empty if there is none.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_of_python_or_us(frame.filename)]
+    written_here = [frame for frame in frames if "-packages/" not in frame.filename]
+    # An installed plugin looks like the libraries that it calls, but comes before them.
+    found = written_here[-1:] or frames[:1]
+    return "".join(f" (line {frame.lineno} of {frame.filename}, in {frame.name})" for frame in found)
+
+
+def _is_of_python_or_us(file: str) -> bool:
+    return file.startswith(("<", _OURS)) or (file.startswith(_STDLIB) and "-packages/" not in file)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback as Python prints it; of a long one the end, which says what was raised and where."""
+    text = "".join(traceback.format_exception(error))
+    return text if len(text) <= _MAX_TRACE else f"...{text[-_MAX_TRACE:]}"
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import numpy as np
 from agentrl.types.batch import StepReport
 
 
-class Fate(StrEnum):
+class TokenStatus(StrEnum):
     """What became of a token in a step.
 
     ``prompt`` was not sampled. ``kept``, ``clipped`` and ``rejected`` were computed: ``clipped`` names the side on
@@ -20,7 +20,7 @@ class Fate(StrEnum):
     0 under a loss that vanishes with it, or of an episode that is not in the loss, whose reason stands behind the
     word.
 
-    Where a batch is learned from in several epochs, the fate is that of the last in which the token was computed.
+    Where a batch is learned from in several epochs, the status is that of the last in which the token was computed.
     """
 
     PROMPT = "prompt"
@@ -47,16 +47,17 @@ class TokenTerms:
     ratios: np.ndarray  # [S] float32
     proximal_ratios: np.ndarray  # [S] float32, 1 with one optimizer step a batch
     weights: np.ndarray  # [S] float32, 0 where mismatched
-    fates: tuple[Fate, ...]
+    statuses: tuple[TokenStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepExplanation:
-    """A step's report, each episode's advantage, and what the loss made of each trajectory.
+    """A step's report, the advantages of each episode, and what the loss made of each trajectory.
 
+    `advantages` are by agent, under the empty name where one acts.
     `terms` are by episode and trajectory of the batch, None where a trajectory was left out of the computation.
     """
 
     report: StepReport
-    advantages: tuple[float, ...]
+    advantages: tuple[dict[str, float], ...]
     terms: tuple[tuple[TokenTerms | None, ...], ...]

@@ -50,6 +50,10 @@ class PolicyVersion:
         return cls(int(epoch), int(step))
 
 
+FIRST_VERSION = PolicyVersion(0, 0)
+"""Of the weights that a policy begins with."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Sampled tokens ``[start, end)`` of one node that one version wrote.

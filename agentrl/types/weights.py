@@ -8,11 +8,21 @@ from enum import StrEnum
 
 
 class PauseMode(StrEnum):
-    """What a pause does to requests in flight: give them back, put them back in the queue, freeze them."""
+    """What becomes of requests in flight: given back, put back in the queue, frozen; or let finish before the pause.
+
+    Servers know the first three. Draining is done on this side: no request is sent any more, and what still runs at a
+    deadline is given back.
+    """
 
     ABORT = "abort"
     RETRACT = "retract"
     IN_PLACE = "in_place"
+    DRAIN = "drain"
+
+    @property
+    def of_server(self) -> PauseMode:
+        """The mode in which a server is asked to pause."""
+        return PauseMode.ABORT if self is PauseMode.DRAIN else self
 
     @property
     def flushes_cache(self) -> bool:

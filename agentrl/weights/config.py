@@ -88,7 +88,12 @@ class PublishConfig(ConfigModel):
     """How the bytes reach the engines."""
     pause_mode: PauseMode = PauseMode.ABORT
     """What the pause does to requests in flight: sessions get them back and continue them; or the engine
-    requeues them; or it freezes them and they go on with their old KV."""
+    requeues them; or it freezes them and they go on with their old KV; or, with ``drain``, no new request is sent to
+    the engine for up to `drain_s` before the pause, and sessions get back only what still runs then."""
+    drain_s: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds that ``drain`` lets an engine finish what it generates. Raise it towards the time of the longest replies
+    where few are to be cut; lower it where engines stand idle behind a few long ones. An attached engine that others
+    use too drains for all of it, since their requests go on coming, and what they have in flight then is cut."""
     max_canary_gap_nats: Annotated[float, Field(gt=0)] = 0.05
     """Largest difference of an engine's canary log-probabilities from the trainer's; about 0.5 for bfloat16."""
     patience_s: Annotated[float, Field(ge=0)] = 2.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agentrl.types.batch import Receipt
+from agentrl.weights.drain import Drained
 
 
 class PublishPhase(StrEnum):
@@ -27,7 +28,9 @@ class PublishCounts:
 
     `receipts` are those that proved their engine, `refused` those that did not, for their checksums or the canary.
     `unchanged` are engines that held the weights of a version already and were only told its name. `aborted` are
-    requests that a pause interrupted, `paused_s` the seconds that engines stood still, summed over engines.
+    requests that a pause interrupted, `paused_s` the seconds that engines stood still, summed over engines. Of the
+    run's requests that an engine had when it began to drain, `drained` ended in time and `cut` did not; `drain_s` are
+    the seconds that engines drained, summed over engines.
     `loaded_bytes` are the staged sizes of what engines came to serve. `failed` counts engines by the phase in which
     they failed, `resyncs` those that came back after they were set aside.
     """
@@ -37,6 +40,9 @@ class PublishCounts:
     unchanged: int = 0
     aborted: int = 0
     paused_s: float = 0.0
+    drained: int = 0
+    cut: int = 0
+    drain_s: float = 0.0
     loaded_bytes: int = 0
     resyncs: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -48,6 +54,12 @@ class PublishCounts:
         self.paused_s += receipt.gap_s
         self.loaded_bytes += num_bytes
 
+    def has_drained(self, drained: Drained) -> None:
+        """An engine was let finish before a pause."""
+        self.drained += drained.finished
+        self.cut += drained.cut
+        self.drain_s += drained.seconds
+
     def metrics(self) -> dict[str, float]:
         """By name, under ``publish/``; a phase in which nothing failed is 0."""
         return {
@@ -56,6 +68,9 @@ class PublishCounts:
             "publish/unchanged_total": float(self.unchanged),
             "publish/aborted_requests_total": float(self.aborted),
             "publish/paused_s_total": self.paused_s,
+            "publish/drained_requests_total": float(self.drained),
+            "publish/cut_requests_total": float(self.cut),
+            "publish/drain_s_total": self.drain_s,
             "publish/loaded_bytes_total": float(self.loaded_bytes),
             "publish/resyncs_total": float(self.resyncs),
             **{f"publish/failed_{phase}_total": float(self.failed[phase]) for phase in PublishPhase},

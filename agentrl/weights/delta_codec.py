@@ -86,10 +86,11 @@ def apply_delta(old: Path, delta: Path, target: Path, checksums: dict[str, str])
 
 
 def copy_companions(source: Path, target: Path) -> None:
-    """Copy what loading a model takes beside its weights."""
+    """Copy what loading a model takes beside its weights: configuration, tokenizer, generation settings."""
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
+        is_weights = file.suffix in (".safetensors", ".bin", ".pt", ".gguf") or file.name.endswith(".index.json")
+        if file.is_file() and not is_weights:
             shutil.copy2(file, target / file.name)
 
 

@@ -41,13 +41,6 @@ def plan_layout(
     return layout
 
 
-def flatten(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[torch.Tensor, list[FlattenedTensorMetadata]]:
-    """The tensors' bytes [sum of bytes], uint8, and where each lies."""
-    pieces = [tensor.detach().contiguous().view(-1).view(torch.uint8) for _, tensor in tensors]
-    layout = plan_layout([n for n, _ in tensors], [t.dtype for _, t in tensors], [t.shape for _, t in tensors])
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8), layout
-
-
 def unflatten(flat: torch.Tensor, layout: Sequence[FlattenedTensorMetadata]) -> dict[str, torch.Tensor]:
     """The tensors by name; views of `flat` where alignment allows it.
 

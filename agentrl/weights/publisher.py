@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from agentrl.inference.calls import LostAnswerError
 from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import Publisher, WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
 from agentrl.types.errors import EngineError, PublishError
+from agentrl.types.weights import PauseMode
 from agentrl.weights.config import PublishConfig
 from agentrl.weights.counts import PublishCounts, PublishPhase
+from agentrl.weights.drain import drain
 from agentrl.weights.receipts import ReceiptBook, ReceiptError
 from agentrl.weights.sentinel import check_canary
 
@@ -170,21 +172,33 @@ class StagedPublisher(Publisher):
         member.phase = PublishPhase.PREPARE
         await self._transport.prepare(engine, manifest)
         pauses = await self._transport.needs_pause(engine)
-        paused = time.monotonic()
-        if pauses:
-            member.phase = PublishPhase.PAUSE
-            aborted = await engine.pause()
-        self._fleet.begin_proof(member.name, manifest.version)
-        member.phase = PublishPhase.SWAP
-        await self._transport.send(engine, manifest)
-        member.phase = PublishPhase.RECEIPT
-        receipt = await engine.receipt()
-        self._book.check(receipt, manifest)
-        if pauses:
-            member.phase = PublishPhase.RESUME
-            await engine.resume()
-        gap_s = time.monotonic() - paused if pauses else 0.0
+        async with self._drained(member, pauses):
+            paused = time.monotonic()
+            if pauses:
+                member.phase = PublishPhase.PAUSE
+                aborted = await engine.pause()
+            self._fleet.begin_proof(member.name, manifest.version)
+            member.phase = PublishPhase.SWAP
+            await self._transport.send(engine, manifest)
+            member.phase = PublishPhase.RECEIPT
+            receipt = await engine.receipt()
+            self._book.check(receipt, manifest)
+            if pauses:
+                member.phase = PublishPhase.RESUME
+                await engine.resume()
+            gap_s = time.monotonic() - paused if pauses else 0.0
         return dataclasses.replace(receipt, aborted=aborted, gap_s=gap_s)
+
+    @contextlib.asynccontextmanager
+    async def _drained(self, member: Member, pauses: bool) -> AsyncIterator[None]:
+        """Under ``drain``: what the engine had before its pause has ended or is cut, and it gets nothing new inside."""
+        if not pauses or self._config.pause_mode is not PauseMode.DRAIN:
+            yield
+            return
+        member.phase = PublishPhase.PAUSE
+        with self._fleet.held(member.name):
+            self.counts.has_drained(await drain(member, self._config.drain_s))
+            yield
 
     async def _rename(self, member: Member, manifest: WeightsManifest) -> Receipt:
         """Tell the engine that what it serves has another version now. Raises EngineError."""

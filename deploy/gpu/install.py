@@ -38,8 +38,9 @@ def name_of(requirement: str) -> str:
 def requirements() -> list[str]:
     """What a GPU run needs beside torch."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    suite = [wanted for wanted in project["optional-dependencies"]["dev"] if name_of(wanted) in SUITE]
-    return [wanted for wanted in project["dependencies"] if name_of(wanted) != "torch"] + suite
+    extras = project["optional-dependencies"]
+    suite = [wanted for wanted in extras["dev"] if name_of(wanted) in SUITE]
+    return [wanted for wanted in project["dependencies"] + extras["train"] if name_of(wanted) != "torch"] + suite
 
 
 def constraints(without: Collection[str]) -> str:

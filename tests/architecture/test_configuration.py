@@ -23,11 +23,18 @@ class Section:
 
 @pytest.fixture(scope="module")
 def sections(modules) -> list[Section]:
-    return [_section(m, c) for m in modules for c in m.classes() if "ConfigModel" in map(ast.unparse, c.bases)]
+    classes = [(module, node) for module in modules for node in module.classes()]
+    kinds, found = {"ConfigModel"}, []
+    while new := [(m, c) for m, c in classes if (m, c) not in found and kinds & set(map(ast.unparse, c.bases))]:
+        found += new
+        kinds |= {node.name for _, node in new}
+    return [_section(module, node) for module, node in found]
 
 
 def test_there_are_configuration_classes_to_look_at(sections):
-    assert {"RunConfig", "WarmStartConfig", "TrainerConfig", "SqlOptions"} <= {section.name for section in sections}
+    assert {"RunConfig", "WarmStartConfig", "TrainerConfig", "SqlOptions", "EnvironmentSection"} <= {
+        section.name for section in sections
+    }
 
 
 def test_a_configuration_class_has_few_fields(sections):

@@ -37,7 +37,14 @@ HOMES = {
     "ray": (),
     "docker": (),
 }
-LIGHT_MODULES = ("agentrl.config", "agentrl.orchestration.config", "agentrl.cli.main")
+LIGHT_MODULES = (
+    "agentrl.config",
+    "agentrl.orchestration.config",
+    "agentrl.orchestration.run_directory",
+    "agentrl.envs.hosting",
+    "agentrl.envs.worker",
+    "agentrl.cli.main",
+)
 TOO_HEAVY = ("torch", "transformers", "uvicorn", "aiohttp", "matplotlib", "renderers", "tokenizers", "pyarrow")
 PROBE = """
 import importlib, json, sys
@@ -66,7 +73,7 @@ def test_commands_load_heavy_dependencies_only_when_they_run(platform):
             assert not is_heavy or entry.is_lazy or entry.is_typing, f"{module.where}:{entry.line}"
 
 
-def test_help_and_configuration_load_nothing_heavy():
+def test_help_configuration_and_environment_workers_load_nothing_heavy():
     arguments = [json.dumps(LIGHT_MODULES), json.dumps(TOO_HEAVY)]
     probe = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=True)
     assert json.loads(probe.stdout) == {name: [] for name in LIGHT_MODULES}

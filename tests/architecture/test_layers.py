@@ -20,6 +20,14 @@ NEIGHBOURS = {
 }
 SHIPPED_TESTING = {"agentrl.orchestration.transcripts": {"agentrl.testing.scripted"}}
 PLUGIN_SURFACE = ("agentrl.types", "agentrl.protocols", "agentrl.config.base", "agentrl.envs.definition")
+# Who may import an environment's code into its own process, and why.
+IMPORTS_ENVIRONMENTS = {
+    "agentrl.envs.worker": "is the environment's own process",
+    "agentrl.envs.hosting": "for a recipe that says inline",
+    "agentrl.orchestration.warmstart": "experts are functions of the environment's package",
+}
+# Tests of a benchmark itself.
+BENCHMARK_TESTS = {"tests.gpu.test_gpu_bench"}
 
 
 def _own(module) -> Iterator[tuple[str, str, int]]:
@@ -78,11 +86,25 @@ def test_environments_and_scaffolds_use_only_what_a_plugin_may(modules):
             assert target.startswith(PLUGIN_SURFACE), f"{module.where}:{line} imports {target}"
 
 
+def test_only_benchmarks_and_their_own_tests_import_benchmarks(test_modules):
+    others = [m for m in test_modules if not m.name.startswith("tests.benchmarks") and m.name not in BENCHMARK_TESTS]
+    breaches = [f"{m.where}:{e.line}" for m in others for e in m.imports if e.target.startswith("tests.benchmarks")]
+    assert breaches == [], "what tests and benchmarks share belongs into tests.storms"
+
+
 def test_the_platform_names_no_environment_or_scaffold(platform):
     for module in platform:
         for entry in module.imports:
             root = entry.target.split(".")[0]
             assert root not in ("agentrl_environments", "agentrl_scaffolds"), f"{module.where}:{entry.line}"
+
+
+def test_environments_are_imported_only_where_they_live(platform):
+    """`env list` reads entry points, and everybody else goes by descriptions."""
+    loaders = {m.name for m in platform for e in m.imports if e.target == "agentrl.envs.definition.load_environment"}
+    assert loaders == set(IMPORTS_ENVIRONMENTS)
+    by_registry = {m.name for m in platform if "load_plugin(registry.ENVIRONMENTS" in m.text}
+    assert by_registry == {"agentrl.envs.definition"}
 
 
 def test_no_import_runs_in_a_circle(modules):

@@ -22,7 +22,7 @@ from agentrl.orchestration.engines import EngineProcess
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.types.version import PolicyVersion
 from tests.benchmarks.report import report
-from tests.benchmarks.storm import Storm, StormPlan
+from tests.storms.abort_storm import Storm, StormPlan
 
 NUM_ABORTS = 10_000
 UNPROTECTED_SHARE = 0.05

@@ -10,8 +10,8 @@ from pathlib import Path
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
 from tests.benchmarks.abort_storm import make_models, measure
-from tests.benchmarks.storm import StormPlan
 from tests.servers.sglang import running_sglang
+from tests.storms.abort_storm import StormPlan
 
 NUM_ABORTS = 500
 

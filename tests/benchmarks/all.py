@@ -13,14 +13,18 @@ BENCHMARKS = (
     "rollout_overhead",
     "async_vs_sync",
     "selection_bias",
+    "environment_mix",
+    "batch_building",
     "gate",
     "abort_storm",
     "replay_gap",
     "fault_recovery",
     "long_episode",
     "kill_storm",
+    "worker_storm",
     "power_loss",
     "control",
+    "two_policies",
 )
 ON_REQUEST = ("abort_storm_sglang", "fault_recovery_sglang", "publish_gap", "learning_vs_trl", "trainer_vs_trl")
 

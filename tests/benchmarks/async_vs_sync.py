@@ -1,7 +1,7 @@
 """Episodes a second with a staleness bound of 4, against the same code with bound 0.
 
-Runs of the real controller on a virtual clock, as `simulation` has them, with replies of long-tailed lengths. 32
-episodes a step, 32 places.
+Runs of the real controller on a virtual clock, as `tests.storms.simulation` has them, with replies of long-tailed
+lengths. 32 episodes a step, 32 places.
 
 Figures per policy: `rate_ratio` of episodes a second to bound 0; `slot_utilisation`, the mean share of places
 with a generation in flight; `length_ratio`, mean length of the trained over that of all dispatched episodes,
@@ -20,7 +20,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.testing.clock import run_virtual
 from agentrl.testing.tiny import make_tiny_model, tiny_chat
 from tests.benchmarks.report import report
-from tests.benchmarks.simulation import PLACES, TRAIN_STEP_S, Simulation, run_config, simulate
+from tests.storms.simulation import PLACES, TRAIN_STEP_S, Simulation, run_config, simulate
 
 LAST_STEPS = 20
 

@@ -45,7 +45,8 @@ from agentrl.weights.config import PublishConfig, TensorTransportConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl.weights.tensors import TensorTransport
-from tests.benchmarks.gpu_workload import (
+from tests.benchmarks.report import report
+from tests.storms.gpu_workload import (
     BASE,
     FIRST,
     LOAD_S,
@@ -65,7 +66,6 @@ from tests.benchmarks.gpu_workload import (
     trajectory_of,
     used_bytes,
 )
-from tests.benchmarks.report import report
 
 Figures = dict[str, Any]
 PART_S = 420.0

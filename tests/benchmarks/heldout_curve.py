@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from agentrl.orchestration.assembly import start_evaluator
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.local import LocalRuntime
-from agentrl.orchestration.players import build_environments
+from agentrl.orchestration.players import build_hosts
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
@@ -25,20 +26,21 @@ async def heldout_curve(
     logs.mkdir(parents=True, exist_ok=True)
     (name,) = config.policies
     runtime = LocalRuntime(config, logs)
-    environments = build_environments(config, logs)
+    hosts = await build_hosts(config, logs)
     chat = ChatFormat.load(model, config.policies[name].chat)
+    first = PolicyVersion(0, 0)
     try:
-        evaluator = await start_evaluator(config, runtime, chat, environments, model, PolicyVersion(0, 0))
-        means = [_mean(await evaluator.run(PolicyVersion(0, 0), num_tasks))]
+        evaluator = await start_evaluator(config, logs, runtime, {name: chat}, hosts, {name: model}, {name: first})
+        means = [_mean(await evaluator.run(name, first, num_tasks))]
         for step, folder in enumerate(folders, start=1):
             version = PolicyVersion(0, step)
             await evaluator.load(WeightsManifest(name, version, str(folder.resolve()), {}, 0))
-            means.append(_mean(await evaluator.run(version, num_tasks)))
+            means.append(_mean(await evaluator.run(name, version, num_tasks)))
             if means[-1] >= enough:
                 break
     finally:
         await runtime.close()
-        await environments.close()
+        await asyncio.gather(*(host.close() for host in hosts.values()))
     return means
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from agentrl import codec
 from agentrl.journal import entries as e
 from agentrl.testing.builders import build_ticket
-from agentrl.types.environment import Opening, StepResult
+from agentrl.types.environment import Opening, Score, ScoreRecord, StepResult
 from agentrl.types.episode import Agent, Effect, Node, SampledColumns, StopReason, Turn
 from agentrl.types.generation import FinishReason
 from agentrl.types.message import Message, Role, ToolCall
@@ -55,7 +55,8 @@ class EpisodeLoad:
         played: list[e.Entry] = [opening]
         for turn in range(turns):
             played += [turned(turn, sampled_tokens), intended(turn), resulted(turn)]
-        played.append(e.Ended(1, StopReason.ANSWERED, None, 1.0, {"queries": float(turns)}, 12.5))
+        verdict = ScoreRecord("verifier", Score(1.0, {"queries": float(turns)}))
+        played += [e.Scored(1, verdict), e.Ended(1, StopReason.ANSWERED, None, 12.5)]
         self._bodies = [(e.NUMBERS[type(entry)], codec.encode(entry)) for entry in played]
 
     def entries(self, episode_id: str, group: int, member: int) -> Iterator[tuple[int, int, bytes]]:
@@ -69,4 +70,4 @@ class EpisodeLoad:
 def step_entries(step: int, groups: tuple[tuple[int, tuple[str, ...]], ...]) -> list[e.Entry]:
     """What a step that trains these groups leaves in the journal."""
     before, after = PolicyVersion(0, step), PolicyVersion(0, step + 1)
-    return [e.Taken({POLICY: before}, groups), e.Stepped({POLICY: after}, {POLICY: f"{step:016x}"})]
+    return [e.Taken(POLICY, before, groups), e.Stepped(POLICY, after, f"{step:016x}")]

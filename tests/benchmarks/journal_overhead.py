@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.buffer.ledger import read_ledger
-from tests.benchmarks.in_turn import Program, run_in_turn
+from tests.storms.in_turn import Program, run_in_turn
 
 ROUNDS = 8
 STEPS = 150

@@ -22,8 +22,8 @@ from agentrl.journal.writer import JournalWriter
 from agentrl.process.loop import run_async
 from tests.benchmarks.journal_load import turned
 from tests.benchmarks.journal_overhead import RECIPE, ROUNDS, STEPS, Workload, measure_overhead
-from tests.benchmarks.kill_runs import warm_start
 from tests.benchmarks.report import report
+from tests.storms.kill_runs import warm_start
 
 NUM_EPISODES = 64
 TURNS_EACH = 2_000

@@ -13,55 +13,15 @@ lost; with calls repeated whose outcome is unknown, effects happen twice.
 from __future__ import annotations
 
 import argparse
-import os
-import random
-import sys
 import tempfile
 from pathlib import Path
 
 from agentrl.process.crash_points import CRASH_POINTS
-from tests.benchmarks.kill_runs import KilledRun, warm_start
-from tests.benchmarks.kill_unprotected import VARIABLE
 from tests.benchmarks.report import report
+from tests.storms.kill_runs import warm_start
+from tests.storms.kill_storm import found_without, kill_at_points, kill_at_random
 
 NUM_KILLS = 300
-MOST_UNPROTECTED_KILLS = 60
-_UNPROTECTED = "tests.benchmarks.kill_unprotected"
-
-
-def kill_at_random(folder: Path, model: Path, num_kills: int, seed: int) -> KilledRun:
-    """One run, killed at random moments, finished at last."""
-    run, rng = KilledRun(folder, model), random.Random(seed)
-    for number in range(num_kills):
-        run.kill_at_random(rng)
-        _say(f"kill {number + 1} of {num_kills}: {run.verdict.num_turns} calls, {run.verdict.turns_lost} lost")
-    run.finish()
-    return run
-
-
-def kill_at_points(folder: Path, model: Path, points: tuple[str, ...], seed: int) -> tuple[KilledRun, list[str]]:
-    """One run that dies once at every crash point; returns it and the points that were not reached."""
-    run, rng, missed = KilledRun(folder, model), random.Random(seed), []
-    for point in points:
-        # A start makes a writer's next segment once.
-        if not run.kill_at(point, 1 if point.endswith(".segment_made") else rng.choice((1, 2))):
-            missed.append(point)
-        _say(f"crash point {point}: {run.verdict.turns_lost} lost, {run.verdict.effects_twice} twice")
-    run.finish()
-    return run, missed
-
-
-def found_without(protection: str, folder: Path, model: Path, seed: int) -> int:
-    """Kills that it takes to find the loss with a protection off; 0 if they did not find it."""
-    os.environ[VARIABLE] = protection
-    run, rng = KilledRun(folder, model, _UNPROTECTED), random.Random(seed)
-    for number in range(1, MOST_UNPROTECTED_KILLS + 1):
-        run.kill_at_random(rng)
-        found = run.verdict.turns_lost if protection == "no_sync" else run.verdict.effects_twice
-        _say(f"without protection ({protection}), kill {number}: {found} found")
-        if found:
-            return number
-    return 0
 
 
 def main() -> None:
@@ -91,10 +51,6 @@ def main() -> None:
         kills_until_found=unprotected,
         seed=arguments.seed,
     )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

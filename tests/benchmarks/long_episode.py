@@ -23,10 +23,10 @@ from agentrl.envs.inline import InlineHost
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
 from agentrl.rewards.verifier import Verifier
-from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
+from agentrl.testing.sole_holder import SoleHolder
 from agentrl.testing.tiny import make_tiny_model, tiny_chat
 from agentrl.tokens.chat import ChatFormat
 from agentrl.trainer.packing import pack
@@ -71,7 +71,7 @@ def play(folder: Path, chat: ChatFormat, num_tokens: int) -> Episode:
         limits = Limits(100_000, 10**9, 10**6, 60.0, 3600.0)
         player: Any = Player("main", WordyEngine(chat, num_tokens), chat, Sampling())
         host = InlineHost(faulty, FaultyOptions(), 60.0)
-        runner = EpisodeRunner(player, ToolCalling(), host, Verifier(60.0), WorkerJournal(writer, 1), limits)
+        runner = EpisodeRunner({"agent": player}, ToolCalling(), host, Verifier(60.0), SoleHolder(writer, 1), limits)
         try:
             return await runner.run(runner.open(build_ticket()), _nothing)
         finally:
@@ -96,8 +96,8 @@ def stages(num_tokens: int) -> tuple[int, dict[str, float]]:
         folder = Path(name)
         chat = tiny_chat(make_tiny_model(folder / "model"))
         episode, playing = measured(lambda: play(folder / "journal", chat, num_tokens))
-        lives, reading = measured(lambda: read_journal(folder / "journal").lives)
-        assert lives[episode.episode_id].episode().num_tokens == episode.num_tokens
+        histories, reading = measured(lambda: read_journal(folder / "journal").lives)
+        assert histories[episode.episode_id].episode().num_tokens == episode.num_tokens
         flat, flattening = measured(lambda: build_trajectories(episode)[0])
         _, packing = measured(lambda: pack([supervised_sequence(flat)], "cpu"))
     peaks = {"playing": playing, "reading": reading, "trajectory": flattening, "packing": packing}

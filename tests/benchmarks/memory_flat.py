@@ -1,6 +1,6 @@
 """Whether memory grows with what a run has consumed: 100,000 small episodes go through the whole journal.
 
-They are written and acknowledged, trained, covered by a checkpoint for every 5,000, archived and pruned.
+They are written and acknowledged, trained, covered by a checkpoint for every 5,000, archived and compacted.
 Figures: `growth_mb`, by how much resident memory after a checkpoint grew from the second quarter to the last (medians,
 since allocators keep what threads have freed); `peak_mb`; and what is left on the disk, `journal_mb` of the journal and
 `archive_mb` of the archive, whose oldest files go beyond 1 MB (the episodes are alike and pack well).
@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.journal.archive import Archived, archive
+from agentrl.journal.compaction import compact
 from agentrl.journal.entries import Checkpointed, pack
-from agentrl.journal.index import open_journal
-from agentrl.journal.pruning import prune
+from agentrl.journal.index import JournalIndex, open_journal
 from agentrl.journal.writer import JournalWriter
 from tests.benchmarks.journal_load import EpisodeLoad, step_entries
 from tests.benchmarks.report import report
@@ -46,24 +46,26 @@ async def play(writer: JournalWriter, load: EpisodeLoad, numbers: Sequence[int])
 
 
 async def consume(folder: Path, target: Path) -> tuple[list[Archived], list[int], list[float]]:
-    """All episodes; what was archived and pruned, and resident memory after each checkpoint in MB."""
+    """All episodes; what was archived and deleted, and resident memory after each checkpoint in MB."""
     writer, load = JournalWriter(folder, "run", SEGMENT_BYTES), EpisodeLoad(turns=2, sampled_tokens=20)
-    archived, pruned, resident = [], [], []
+    archived, deleted, resident = [], [], []
     for first in range(0, EPISODES, AT_ONCE):
         await play(writer, load, range(first, first + AT_ONCE))
         if (first + AT_ONCE) % PER_CHECKPOINT == 0:
-            await writer.append(*pack(None, Checkpointed(first // AT_ONCE + 1)))
-            archived.append(await asyncio.to_thread(archive, folder, target, KEEP_BYTES))
-            pruned.append(await asyncio.to_thread(prune, folder, target))
+            await writer.append(*pack(None, Checkpointed({"main": first // AT_ONCE + 1})))
+            journal = await asyncio.to_thread(JournalIndex, folder)
+            archived.append(await asyncio.to_thread(archive, journal, target, KEEP_BYTES))
+            deleted.append(await asyncio.to_thread(compact, journal, 1))
+            del journal
             resident.append(_resident_mb())
     await writer.close()
-    return archived, pruned, resident
+    return archived, deleted, resident
 
 
 def measure(folder: Path) -> None:
     journal, target = folder / "journal", folder / "episodes"
     started = time.perf_counter()
-    archived, pruned, resident = asyncio.run(consume(journal, target))
+    archived, deleted, resident = asyncio.run(consume(journal, target))
     quarter = len(resident) // 4
     report(
         "memory_flat",
@@ -71,7 +73,7 @@ def measure(folder: Path) -> None:
         peak_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         episodes=sum(done.episodes for done in archived),
         checkpoints=len(archived),
-        segments_deleted=sum(pruned),
+        segments_deleted=sum(deleted),
         files_deleted=sum(done.deleted_files for done in archived),
         unfinished=len(open_journal(journal).lives),
         journal_mb=round(_megabytes(journal), 1),

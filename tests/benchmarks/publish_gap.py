@@ -233,7 +233,7 @@ async def measure(model: Path, folder: Path) -> None:
         broadcast_over_gloo_idle=round(idle_ratio, 3),
         **{name: round(value, 4) for name, value in lora.items()},
         **{name: round(value, 2) for name, value in in_place.items()},
-        delta_sent_fraction=round(delta.sent_bytes / delta.full_bytes, 4),
+        delta_sent_fraction=round(delta.sent_bytes / ((PUBLICATIONS + 1) * manifests[0].num_bytes), 4),
         changed_fraction=CHANGED_FRACTION,
         publications=PUBLICATIONS,
         weights_bytes=manifests[0].num_bytes,

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,8 @@ from agentrl.buffer.ledger import LedgerLine
 from agentrl.buffer.reports import Comparison, closed_cohort, compare
 from agentrl.testing.clock import run_virtual
 from agentrl.testing.tiny import make_tiny_model, tiny_chat
-from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.generation import GenerationRequest
 from tests.benchmarks.report import report
-from tests.benchmarks.simulation import PLACES, Simulation, TailEngine, run_config, simulate
+from tests.storms.simulation import ATTEMPTS, PLACES, NaiveEngine, Simulation, TailEngine, run_config, simulate
 
 STEP = {"group_size": 4, "groups_per_step": 8}
 COHORT_GROUPS = 512
@@ -45,21 +42,6 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"max_staleness": 2},
     {"max_staleness": 2, "order_window": 8},
 )
-ATTEMPTS = 1000  # a naive system never gives an episode up
-
-
-@dataclass(slots=True)
-class NaiveEngine(TailEngine):
-    """Continues no reply of an episode that began more than `max_steps` versions ago."""
-
-    max_steps: int = 0
-    _began: dict[str, int] = field(default_factory=dict)
-
-    def _rest(self, request: GenerationRequest) -> np.ndarray:
-        began = self._began.setdefault(request.session, self.version.step)
-        if self.version.step - began > self.max_steps:
-            raise EpisodeError(Boundary.ENGINE, "discarded", f"began {self.version.step - began} steps ago")
-        return TailEngine._rest(self, request)
 
 
 def cohort_of(simulation: Simulation) -> list[LedgerLine]:

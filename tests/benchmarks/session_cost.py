@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agentrl.rollouts.journal import NoLog
+from agentrl.rollouts.episode_log import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import Session
 from agentrl.testing.builders import build_ticket

@@ -56,7 +56,7 @@ def demo_job(folder: Path) -> dict[str, Any]:
 
     asyncio.run(WarmStart(config, Quiet()).run())
     chat = ChatFormat.load(config.output, config.chat)
-    host = build_host(config.environment, 30.0, folder)
+    host = asyncio.run(build_host(config.environment, 30.0, folder))
     teacher = Teacher(definition, SqlOptions(), host, build_scaffold(config.scaffold), config.limits.build())
     episodes = asyncio.run(teacher.play("clumsy", chat, range(64), 1))
     sequences = [

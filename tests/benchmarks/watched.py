@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.in_turn import family, processor_s
+from tests.storms.in_turn import family, processor_s
 
 _LOOK_S = 0.05
 LIMIT_S = 1200.0

@@ -12,8 +12,8 @@ from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
 from agentrl.process.ports import free_port
 from agentrl.types.weights import FolderWeights
-from tests.benchmarks.gpu_workload import FIRST, TINY, make_model
 from tests.servers.process import running_server
+from tests.storms.gpu_workload import FIRST, TINY, make_model
 
 # Largest difference of a log-probability, in nats, that `trainer.max_gap_nats` documents.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.5}

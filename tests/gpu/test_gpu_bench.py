@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.benchmarks import gpu
-from tests.benchmarks.gpu_workload import TINY, plain
+from tests.storms.gpu_workload import TINY, plain
 
 TINY_SIZE = gpu.SIZES["tiny"]
 

@@ -20,7 +20,7 @@ from agentrl.types.errors import ConfigError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import FolderWeights
-from tests.benchmarks.gpu_workload import (
+from tests.storms.gpu_workload import (
     NO_STOP,
     TINY,
     batch_of,

@@ -18,7 +18,7 @@ from agentrl.weights.config import PublishConfig, TensorTransportConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl.weights.tensors import TensorTransport
-from tests.benchmarks.gpu_workload import (
+from tests.storms.gpu_workload import (
     FIRST,
     TINY,
     all_selected,

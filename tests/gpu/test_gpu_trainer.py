@@ -15,7 +15,7 @@ from agentrl.trainer.rank import TrainerRank
 from agentrl.types.batch import TrainBatch
 from agentrl.types.errors import TrainerError
 from agentrl.types.version import PolicyVersion
-from tests.benchmarks.gpu_workload import (
+from tests.storms.gpu_workload import (
     FIRST,
     TINY,
     all_selected,

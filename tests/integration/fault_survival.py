@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentrl.testing.chaos import Fault
-from tests.benchmarks.fault_recovery import GAP_LIMIT_NATS, play_faults, play_unprotected
-from tests.benchmarks.fault_stage import Stage, started
+from tests.storms.fault_recovery import GAP_LIMIT_NATS, play_faults, play_unprotected
+from tests.storms.fault_stage import Stage, started
 
 
 async def check_survival(stage: Stage, faults: list[Fault]) -> None:
@@ -13,7 +13,7 @@ async def check_survival(stage: Stage, faults: list[Fault]) -> None:
         outcomes = await play_faults(stage, faults)
         assert outcomes.hangs == []
         assert outcomes.recovered == len(faults)
-        assert outcomes.held == []
+        assert outcomes.held == [], outcomes.held
         assert stage.failed_episodes == []
         assert stage.max_gap() < GAP_LIMIT_NATS
         assert stage.unproven_spans() == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 import sys
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import torch
-from engine_server import pickled
 
 _MODULE = "sglang.srt.weight_sync.tensor_bucket"
 _PARENTS = ("sglang", "sglang.srt", "sglang.srt.weight_sync")
@@ -30,14 +32,28 @@ FlattenedTensorMetadata.__module__ = _MODULE
 
 
 def flatten(tensors: list[tuple[str, torch.Tensor]]) -> str:
-    """The payload of ``load_format: flattened_bucket``."""
+    """The payload of ``load_format: flattened_bucket`` as SGLang writes it: ``numel`` counts bytes."""
+    return _flattened(tensors, counts_bytes=True)
+
+
+def flatten_by_values(tensors: list[tuple[str, torch.Tensor]]) -> str:
+    """The same as the embedded engine reads it: ``numel`` counts values."""
+    return _flattened(tensors, counts_bytes=False)
+
+
+def _flattened(tensors: list[tuple[str, torch.Tensor]], counts_bytes: bool) -> str:
     pieces = [tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in tensors]
     metadata, start = [], 0
     for (name, tensor), piece in zip(tensors, pieces, strict=True):
-        entry = FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, start, start + len(piece), len(piece))
-        metadata.append(entry)
-        start += len(piece)
+        end, numel = start + len(piece), len(piece) if counts_bytes else tensor.numel()
+        metadata.append(FlattenedTensorMetadata(name, tensor.shape, tensor.dtype, start, end, numel))
+        start = end
+    return bucket(torch.cat(pieces), metadata)
+
+
+def bucket(flat: Any, metadata: list[Any]) -> str:
+    """A payload of these parts, whether they fit together or not."""
     modules = {name: ModuleType(name) for name in (*_PARENTS, _MODULE)}
     modules[_MODULE].FlattenedTensorMetadata = FlattenedTensorMetadata
     with patch.dict(sys.modules, modules):
-        return pickled({"flattened_tensor": torch.cat(pieces), "metadata": metadata})
+        return base64.b64encode(pickle.dumps({"flattened_tensor": flat, "metadata": metadata})).decode()

@@ -29,7 +29,7 @@ from agentrl.weights.config import PublishConfig
 from agentrl.weights.disk import DiskTransport
 from agentrl.weights.publisher import StagedPublisher
 from agentrl.weights.resync import Resynchronizer
-from tests.benchmarks.fault_stage import make_manifest
+from tests.storms.fault_stage import make_manifest
 
 FIRST = PolicyVersion(0, 0)
 NUM_SESSIONS = 6

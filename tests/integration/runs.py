@@ -20,6 +20,7 @@ name = "test"
 steps = 3
 [environment]
 name = "tests.integration.run_plugins:coin"
+placement = "inline"
 [policies.main.chat]
 renderer = "qwen3"
 [policies.main.trainer.optimizer]
@@ -42,6 +43,7 @@ final_tasks = 0
 [checkpoint]
 interval_steps = 2
 """
+STOPPED = 130  # how a command ends whose run was stopped before its last step
 _DEADLINE_S = 300
 
 
@@ -94,6 +96,17 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 def state(run: Path) -> dict[str, Any]:
     return json.loads((run / "state.json").read_text())
+
+
+def version(run: Path) -> dict[str, Any]:
+    """Epoch and step of the only policy."""
+    return state(run)["versions"]["main"]
+
+
+def weights(run: Path) -> bytes:
+    """The only policy's newest checkpoint."""
+    newest = max((run / "checkpoints" / "main").iterdir())
+    return (newest / "model.safetensors").read_bytes()
 
 
 def processes_of(run: Path) -> list[int]:

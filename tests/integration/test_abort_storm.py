@@ -3,18 +3,21 @@ from __future__ import annotations
 import pytest
 from engine_server import EngineCalls
 
-from tests.benchmarks.storm import Storm, StormPlan, StormReport
-from tests.benchmarks.storm_verdict import count_common
+from tests.storms.abort_storm import Storm, StormPlan, StormReport
+from tests.storms.token_verdict import count_common
 
 pytestmark = pytest.mark.long
 
 NUM_ABORTS = 500
 NUM_ABORTS_UNPROTECTED = 100
+NUM_ABORTS_DRAINED = 150
+MAX_DRAIN_S = 0.3
 
 
-async def _blow(engine: EngineCalls, num_aborts: int, **faults: bool) -> StormReport:
+async def _blow(engine: EngineCalls, num_aborts: int, max_drain_s: float = 0.0, **faults: bool) -> StormReport:
     client = engine.server.client()
-    plan = StormPlan((engine.server.model, engine.server.other_model), num_aborts, num_sessions=12)
+    models = engine.server.model, engine.server.other_model
+    plan = StormPlan(models, num_aborts, num_sessions=12, max_drain_s=max_drain_s)
     report = await Storm(client, plan, **faults).run()
     await client.close()
     return report
@@ -24,6 +27,17 @@ async def _blow(engine: EngineCalls, num_aborts: int, **faults: bool) -> StormRe
 async def test_a_storm_of_aborts_loses_no_token_and_no_span_lies(engine: EngineCalls) -> None:
     report = await _blow(engine, NUM_ABORTS)
     assert report.aborts >= NUM_ABORTS
+    assert report.aborts_with_tokens > 20
+    assert report.publishes > 10
+    assert (report.tokens_lost, report.tokens_twice) == (0, 0)
+    assert report.max_gap < 1e-3
+
+
+@pytest.mark.slow
+async def test_a_storm_over_an_engine_that_drains_loses_no_token_and_no_span_lies(engine: EngineCalls) -> None:
+    report = await _blow(engine, NUM_ABORTS_DRAINED, MAX_DRAIN_S)
+    assert report.drained > 20
+    assert report.cut > 20
     assert report.aborts_with_tokens > 20
     assert report.publishes > 10
     assert (report.tokens_lost, report.tokens_twice) == (0, 0)

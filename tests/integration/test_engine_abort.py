@@ -56,18 +56,6 @@ async def test_aborting_what_is_unknown_or_over_is_no_error(engine: EngineCalls)
     assert len((await engine.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
 
 
-async def test_an_abort_matches_the_whole_id(embedded: EngineCalls) -> None:
-    short, long = embedded.start(PROMPT, "a", **ENDLESS), embedded.start(PROMPT, "ab", **ENDLESS)
-    await embedded.wait_for(running=2)
-    await embedded.ok("/abort_request", rid="a")
-    assert finish_of(await short) == "abort"
-    assert not long.done()
-    await embedded.ok("/abort_request", rid="")
-    assert (await embedded.info())["num_running"] == 1
-    await embedded.ok("/abort_request", rid="ab")
-    assert finish_of(await long) == "abort"
-
-
 async def test_abort_all_ends_everything_in_flight(engine: EngineCalls) -> None:
     tasks = [engine.start(PROMPT, f"one-of-many-{n:04d}", **ENDLESS) for n in range(9)]
     await engine.wait_for(running=6, waiting=3)
@@ -75,19 +63,6 @@ async def test_abort_all_ends_everything_in_flight(engine: EngineCalls) -> None:
     answers = await asyncio.gather(*tasks)
     assert {finish_of(answer) for answer in answers} == {"abort"}
     await engine.wait_for(running=0, waiting=0)
-
-
-async def test_an_abort_during_a_pause_returns_frozen_and_waiting_requests(embedded: EngineCalls) -> None:
-    frozen = embedded.start(PROMPT, "frozen-request-0001", **ENDLESS)
-    await embedded.wait_for(running=1)
-    await embedded.ok("/pause_generation", mode="in_place")
-    late = embedded.start(PROMPT, "late-request-0001", **ENDLESS)
-    await embedded.wait_for(waiting=1)
-    await embedded.ok("/abort_request", rid="late-request-0001")
-    await embedded.ok("/abort_request", rid="frozen-request-0001")
-    assert (await late)["output_ids"] == []
-    assert finish_of(await frozen) == "abort"
-    assert (await embedded.info())["paused"] == "in_place"
 
 
 async def test_a_client_that_hangs_up_aborts_its_request(engine: EngineCalls) -> None:

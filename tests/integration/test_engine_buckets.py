@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import torch
-from engine_server import EngineCalls, Reference, logprobs_of, spans_of
+from engine_server import EngineCalls, Reference, logprobs_of, pickled, spans_of
+from flattened import FlattenedTensorMetadata, bucket, flatten_by_values
 from safetensors.torch import load_file
 
-from agentrl.weights import payloads
-from agentrl.weights.flattened import FlattenedTensorMetadata
+from agentrl.weights.payloads import shared_payload
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 NORM = "model.norm.weight"
@@ -51,54 +50,40 @@ async def _check_new_weights(engine: EngineCalls, reference: Reference) -> None:
 @pytest.mark.parametrize(
     ("encode", "layout"),
     [
-        (payloads.plain_payload, None),
-        (payloads.bucket_payload, "flattened_bucket"),
-        (payloads.shared_payload, None),
+        (pickled, None),
+        (flatten_by_values, "flattened_bucket"),
+        (shared_payload, None),
     ],
 )
 async def test_buckets_in_every_encoding_are_served_together(
     session: EngineCalls, reference: Reference, encode: Any, layout: str | None
 ) -> None:
     tensors = _named(session)
-    for bucket, is_last in ((tensors[:4], False), (tensors[4:], True)):
-        body: dict[str, Any] = {"serialized_named_tensors": [encode(bucket)], "flush_cache": is_last}
+    for piece, is_last in ((tensors[:4], False), (tensors[4:], True)):
+        assert (await session.info())["weight_version"] == "0.0"
+        body: dict[str, Any] = {"serialized_named_tensors": [encode(piece)], "flush_cache": is_last}
         version = {"weight_version": "0.1"} if is_last else {}
         await session.ok("/update_weights_from_tensor", load_format=layout, **body, **version)
     await _check_new_weights(session, reference)
-
-
-async def test_a_bucket_in_a_narrower_dtype_is_widened(session: EngineCalls) -> None:
-    narrow = [(name, tensor.bfloat16()) for name, tensor in _named(session)]
-    body = {"serialized_named_tensors": [payloads.bucket_payload(narrow)], "weight_version": "0.1"}
-    await session.ok("/update_weights_from_tensor", load_format="flattened_bucket", **body)
-    await session.ok("/end_weight_update")
-    await session.ok("/continue_generation")
-    assert spans_of(await session.generate(PROMPT, max_new_tokens=3, ignore_eos=True)) == [("0.1", 0, 3)]
 
 
 def _place(name: str, start: int, end: int, numel: int, shape: tuple[int, ...]) -> FlattenedTensorMetadata:
     return FlattenedTensorMetadata(name, torch.Size(shape), torch.float32, start, end, numel)
 
 
-def _bucket(flat: Any, places: Any) -> str:
-    buffer = io.BytesIO()
-    payloads._BucketPickler(buffer, protocol=4).dump({"flattened_tensor": flat, "metadata": places})
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
 BYTES = torch.zeros(512, dtype=torch.uint8)
 BAD_BUCKETS = {
-    "unknown name": (_bucket(BYTES, [_place("unheard.of", 0, 16, 4, (4,))]), "no tensor unheard.of"),
-    "wrong shape": (_bucket(BYTES, [_place(NORM, 0, 16, 4, (4,))]), NORM),
-    "beyond the end": (_bucket(BYTES, [_place(NORM, 496, 752, 64, (64,))]), "lie outside"),
-    "before the start": (_bucket(BYTES, [_place(NORM, -16, 240, 64, (64,))]), "lie outside"),
-    "overlap": (_bucket(BYTES, [_place(NORM, 0, 256, 64, (64,)), _place("b", 252, 256, 1, (1,))]), "overlap"),
-    "one name twice": (_bucket(BYTES, [_place(NORM, 0, 16, 4, (4,)), _place(NORM, 16, 32, 4, (4,))]), "twice"),
-    "too few bytes": (_bucket(BYTES, [_place(NORM, 0, 128, 64, (64,))]), "128 bytes where its shape"),
-    "not bytes": (_bucket(torch.zeros(64), [_place(NORM, 0, 256, 64, (64,))]), "uint8"),
-    "no bucket": (payloads.plain_payload([(NORM, torch.zeros(64))]), "cannot be read"),
-    "no places": (_bucket(BYTES, [7]), "cannot be read"),
-    "no code": (_bucket(BYTES, [print]), "builtins.print"),
+    "unknown name": (bucket(BYTES, [_place("unheard.of", 0, 16, 4, (4,))]), "no tensor unheard.of"),
+    "wrong shape": (bucket(BYTES, [_place(NORM, 0, 16, 4, (4,))]), NORM),
+    "beyond the end": (bucket(BYTES, [_place(NORM, 496, 752, 64, (64,))]), "lie outside"),
+    "before the start": (bucket(BYTES, [_place(NORM, -16, 240, 64, (64,))]), "lie outside"),
+    "overlap": (bucket(BYTES, [_place(NORM, 0, 256, 64, (64,)), _place("b", 252, 256, 1, (1,))]), "overlap"),
+    "one name twice": (bucket(BYTES, [_place(NORM, 0, 16, 4, (4,)), _place(NORM, 16, 32, 4, (4,))]), "twice"),
+    "too few bytes": (bucket(BYTES, [_place(NORM, 0, 128, 64, (64,))]), "128 bytes where its shape"),
+    "not bytes": (bucket(torch.zeros(64), [_place(NORM, 0, 256, 64, (64,))]), "uint8"),
+    "no bucket": (pickled([(NORM, torch.zeros(64))]), "cannot be read"),
+    "no places": (bucket(BYTES, [7]), "cannot be read"),
+    "no code": (bucket(BYTES, [print]), "builtins.print"),
 }
 
 
@@ -111,7 +96,7 @@ async def test_a_bucket_that_contradicts_itself_or_the_model_changes_nothing(gua
 
 async def test_a_refused_bucket_keeps_out_those_before_and_after_it(guarded: EngineCalls) -> None:
     tensors = _named(guarded)
-    good = {"serialized_named_tensors": [payloads.plain_payload(tensors[:4])], "flush_cache": False}
+    good = {"serialized_named_tensors": [pickled(tensors[:4])], "flush_cache": False}
     await guarded.ok("/update_weights_from_tensor", **good)
     bad = {"serialized_named_tensors": [BAD_BUCKETS["wrong shape"][0]], "load_format": "flattened_bucket"}
     await guarded.refused("/update_weights_from_tensor", **bad)
@@ -119,7 +104,7 @@ async def test_a_refused_bucket_keeps_out_those_before_and_after_it(guarded: Eng
 
 
 async def test_a_discarded_update_is_not_served(guarded: EngineCalls) -> None:
-    body = {"serialized_named_tensors": [payloads.plain_payload(_named(guarded)[:4])], "flush_cache": False}
+    body = {"serialized_named_tensors": [pickled(_named(guarded)[:4])], "flush_cache": False}
     await guarded.ok("/update_weights_from_tensor", **body)
     await guarded.ok("/end_weight_update", discard=True)
 
@@ -127,7 +112,7 @@ async def test_a_discarded_update_is_not_served(guarded: EngineCalls) -> None:
 async def test_buckets_without_a_version_are_served_from_the_end_of_the_update(
     session: EngineCalls, reference: Reference
 ) -> None:
-    body = {"serialized_named_tensors": [payloads.plain_payload(_named(session))], "flush_cache": True}
+    body = {"serialized_named_tensors": [pickled(_named(session))], "flush_cache": True}
     await session.ok("/update_weights_from_tensor", **body)
     await session.ok("/end_weight_update")
     await session.ok("/update_weight_version", new_version="0.1")
@@ -136,7 +121,7 @@ async def test_buckets_without_a_version_are_served_from_the_end_of_the_update(
 
 
 async def test_memory_that_is_not_torchs_is_never_mapped(guarded: EngineCalls) -> None:
-    data = base64.b64decode(payloads.shared_payload([(NORM, torch.zeros(64))]))
+    data = base64.b64decode(shared_payload([(NORM, torch.zeros(64))]))
     start = data.index(b"/torch_")
     foreign = data[:start] + b"/other_" + data[start + 7 :]
     payload = base64.b64encode(foreign).decode()
@@ -146,7 +131,7 @@ async def test_memory_that_is_not_torchs_is_never_mapped(guarded: EngineCalls) -
 
 async def test_shared_memory_that_is_gone_is_refused(guarded: EngineCalls) -> None:
     tensor = torch.zeros(64)
-    payload = payloads.shared_payload([(NORM, tensor)])
+    payload = shared_payload([(NORM, tensor)])
     storage = tensor.untyped_storage()
     storage._shared_decref()
     del tensor, storage

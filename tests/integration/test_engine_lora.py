@@ -79,15 +79,6 @@ async def test_logprobs_equal_those_of_the_model_with_the_adapter_merged_into_it
     assert not _is_as_merged(reference, lora_engine.server.model, PROMPT, answer)
 
 
-async def test_prompts_are_scored_under_the_adapter(
-    lora_engine: EngineCalls, reference: Reference, first: MadeAdapter
-) -> None:
-    async with _loaded(lora_engine, first) as name:
-        answer = await lora_engine.generate(PROMPT, max_new_tokens=0, logprob_start_len=0, lora_path=name)
-    scores = [entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]
-    assert scores == pytest.approx(reference.logprobs(first.merged, PROMPT), abs=1e-4)
-
-
 async def test_an_adapter_comes_as_tensors_too(
     lora_engine: EngineCalls, reference: Reference, second: MadeAdapter
 ) -> None:

@@ -14,11 +14,12 @@ from engine_server import EngineCalls
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
-from agentrl.inference.ownership import release, take
+from agentrl.inference.ownership import release, take, wake
+from agentrl.orchestration.engines import let_go
 from agentrl.types.errors import EngineRestartedError, EngineTakenError, EpisodeError
 from agentrl.types.generation import GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion, VersionSpan
-from agentrl.types.weights import FolderWeights
+from agentrl.types.weights import FolderWeights, PauseMode
 from tests.integration import runs
 
 FIRST = PolicyVersion(0, 0)
@@ -66,6 +67,33 @@ async def test_an_engine_with_another_runs_mark_is_refused_by_name_and_taken_ove
     await take(second, FIRST, take_over="first-run")
     assert (await engine.info())["weight_version"] == "0.0@second-run"
     await asyncio.gather(first.close(), second.close())
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.IN_PLACE])
+async def test_an_engine_that_a_run_leaves_in_mid_pause_answers_the_next_one(
+    engine: EngineCalls, mode: PauseMode
+) -> None:
+    first = EngineClient("first", engine.server.url, ClientConfig(), mode, engine.server.token, "first")
+    await take(first, FIRST)
+    await first.pause()
+    await let_go(first)
+    second = _client(engine, "second")
+    await take(second, FIRST)
+    assert not await wake(second)
+    assert len((await second.generate(_request(f"left-{mode}"))).token_ids) == 4
+    await second.close()
+
+
+async def test_an_engine_that_was_left_paused_is_woken_and_has_no_kv_of_others(engine: EngineCalls) -> None:
+    gone, next_one = _client(engine, "gone"), _client(engine, "next")
+    await take(gone, FIRST)
+    await gone.generate(_request("left-kv-0001"))
+    await gone.pause()
+    await take(next_one, FIRST, take_over="gone")
+    assert await wake(next_one)
+    generation = await next_one.generate(_request("left-kv-0002"))
+    assert (len(generation.token_ids), generation.cached_tokens) == (4, 0)
+    await asyncio.gather(gone.close(), next_one.close())
 
 
 @pytest.mark.parametrize("attempt", range(3))
@@ -127,7 +155,7 @@ def _start(folder: Path, name: str, engine: EngineCalls, *overrides: str) -> tup
 def _end(process) -> None:
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=120)[0]
-    assert process.returncode == 0, output
+    assert process.returncode == runs.STOPPED, output
 
 
 @pytest.mark.long
@@ -147,7 +175,7 @@ async def test_of_two_runs_at_one_engine_the_second_is_refused_and_the_first_goe
     left = (await engine.info())["weight_version"]
     assert mark_left({"weight_version": left}) is None
     # A publication that is under way when a run is told to stop is given up.
-    assert 0 < PolicyVersion.parse(left).step <= runs.state(folder)["version"]["step"]
+    assert 0 < PolicyVersion.parse(left).step <= runs.version(folder)["step"]
 
 
 @pytest.mark.long
@@ -191,7 +219,7 @@ async def test_an_engine_of_a_killed_run_is_had_by_its_resumption_or_by_who_name
     heir, heirs = _start(tmp_path, "beta", engine, "steps=1", f'policies.main.engine.take_over="{mark}"')
     output = (await asyncio.to_thread(heir.communicate, timeout=120))[0]
     assert heir.returncode == 0, output
-    assert runs.state(heirs)["version"]["step"] == 1
+    assert runs.version(heirs)["step"] == 1
     await engine.ok("/update_weight_version", new_version=f"0.9@{mark}", abort_all_requests=False)
     config = (folder / "config.json").read_text().replace('"steps": 100000', '"steps": 4')
     (folder / "config.json").write_text(config)

@@ -41,16 +41,6 @@ async def test_released_memory_is_refused_to_generation_until_it_is_back(
     assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
 
 
-async def test_a_released_cache_alone_comes_back_with_the_same_weights(
-    spare: EngineCalls, reference: Reference
-) -> None:
-    await spare.ok("/release_memory_occupation", tags=["kv_cache"])
-    await spare.ok("/resume_memory_occupation", tags=["kv_cache"])
-    answer = await spare.generate(PROMPT, **LONG)
-    expected = reference.sampled(spare.server.model, PROMPT, answer["output_ids"])
-    assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
-
-
 async def test_memory_that_requests_use_is_not_released(spare: EngineCalls) -> None:
     task = await spare.start_running(PROMPT, "holds-memory-0001", **LONG)
     assert "requests hold memory" in await spare.refused("/release_memory_occupation")

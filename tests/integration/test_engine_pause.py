@@ -81,23 +81,6 @@ async def test_pausing_and_continuing_twice_is_no_error(engine: EngineCalls) -> 
     assert len((await engine.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
 
 
-async def test_the_cache_cannot_be_flushed_under_frozen_requests(engine: EngineCalls) -> None:
-    task = await engine.start_running(PROMPT, "holds-its-cache-0001", **LONG)
-    await engine.ok("/pause_generation", mode="in_place")
-    assert (await engine.post("/flush_cache")).status_code == 400
-    await engine.ok("/continue_generation")
-    assert finish_of(await task) == "length"
-    assert (await engine.post("/flush_cache")).status_code == 200
-    again = await engine.generate(PROMPT, max_new_tokens=1)
-    assert again["meta_info"]["cached_tokens"] == 0
-
-
-async def test_a_paused_engine_still_says_that_it_is_well(embedded: EngineCalls) -> None:
-    await embedded.ok("/pause_generation", mode="retract")
-    assert (await embedded.http.get("/health")).status_code == 200
-    assert (await embedded.info())["paused"] == "retract"
-
-
 async def test_an_engine_describes_itself(engine: EngineCalls) -> None:
     info = await engine.info()
     assert info["weight_version"] == "0.0"

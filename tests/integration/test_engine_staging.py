@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_server import EngineCalls, Reference, copy_model, logprobs_of, spans_of
+from engine_server import EngineCalls, Reference, copy_model, logprobs_of, pickled, spans_of
 from safetensors.torch import load_file
 
 from agentrl.inference.checksum import tensor_checksum
-from agentrl.weights import payloads
+from agentrl.weights.payloads import shared_payload
 
 pytestmark = pytest.mark.long
 
@@ -48,7 +48,7 @@ async def test_a_swap_in_place_exchanges_weights_between_two_tokens(
 ) -> None:
     tensors = list(load_file(embedded.server.other_model / "model.safetensors").items())
     for piece in (tensors[:4], tensors[4:]):
-        payload = payloads.shared_payload(piece)
+        payload = shared_payload(piece)
         await embedded.ok("/stage_weights", serialized_named_tensors=[payload], weight_version="0.1")
     task = await embedded.start_running(PROMPT, "swapped-under-0001", **LONG)
     await embedded.ok("/swap_weights", weight_version="0.1", in_place=True)
@@ -72,7 +72,7 @@ async def test_a_folder_that_changed_since_it_was_staged_is_read_again(
 
 
 async def test_staging_what_the_model_lacks_is_refused_at_once(embedded: EngineCalls) -> None:
-    payload = payloads.plain_payload([("unheard.of", torch.zeros(1))])
+    payload = pickled([("unheard.of", torch.zeros(1))])
     body = {"serialized_named_tensors": [payload], "weight_version": "0.9"}
     assert "unheard.of" in await embedded.refused("/stage_weights", **body)
     assert "nothing is staged" in await embedded.refused("/swap_weights", weight_version="0.9")

@@ -96,16 +96,6 @@ async def test_a_name_that_the_model_lacks_is_refused_or_passed_over(engine: Eng
     await _serves(engine, reference, engine.server.model, "0.0")
 
 
-async def test_the_version_is_the_one_that_the_last_bucket_names(engine: EngineCalls) -> None:
-    await engine.ok("/pause_generation", mode="abort")
-    for version in ("0.1", "0.2"):
-        await engine.ok("/begin_weight_update")
-        payload = pickled(_tensors(engine))
-        await engine.ok("/update_weights_from_tensor", serialized_named_tensors=[payload], weight_version=version)
-        await engine.ok("/end_weight_update")
-        assert (await engine.info())["weight_version"] == version
-
-
 async def test_checksums_change_with_the_weights_and_return_with_them(engine: EngineCalls) -> None:
     first = await engine.checksums()
     await engine.load(engine.server.other_model, "0.1")
@@ -143,3 +133,5 @@ async def test_requests_retracted_by_two_publications_in_a_row_name_all_three_ve
     for version, start, end in spans_of(answer):
         expected = reference.sampled(models[version], PROMPT, answer["output_ids"])[start:end]
         assert logprobs_of(answer)[start:end] == pytest.approx(expected, abs=1e-3)
+    if engine.server.traits.reports_kv_versions:
+        assert spans_of(answer, "kv_versions") == spans_of(answer)

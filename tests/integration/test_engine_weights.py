@@ -49,23 +49,6 @@ async def test_a_load_that_keeps_the_cache_does_not_reuse_it_or_does_until_it_is
     await _check_new_weights(warm, reference, "0.1")
 
 
-async def test_weights_from_tensors_arrive_in_buckets_and_the_last_names_the_version(
-    warm: EngineCalls, reference: Reference
-) -> None:
-    tensors = list(load_file(warm.server.other_model / "model.safetensors").items())
-    await warm.ok("/pause_generation", mode="abort")
-    await warm.ok("/begin_weight_update")
-    for bucket in (tensors[:5], tensors[5:9]):
-        body = {"serialized_named_tensors": [pickled(bucket)], "flush_cache": False}
-        await warm.ok("/update_weights_from_tensor", **body)
-    assert (await warm.info())["weight_version"] == "0.0"
-    body = {"serialized_named_tensors": [pickled(tensors[9:])], "weight_version": "0.1"}
-    await warm.ok("/update_weights_from_tensor", **body)
-    await warm.ok("/end_weight_update")
-    await warm.ok("/continue_generation")
-    await _check_new_weights(warm, reference, "0.1")
-
-
 async def test_tensor_updates_need_an_open_update_and_only_one(engine: EngineCalls) -> None:
     bucket = pickled(list(load_file(engine.server.other_model / "model.safetensors").items())[:1])
     message = await engine.refused("/update_weights_from_tensor", serialized_named_tensors=[bucket])
@@ -90,24 +73,6 @@ async def test_requests_during_an_update_run_on_the_old_weights_or_on_half_of_th
     expected = reference.sampled(engine.server.model, PROMPT, answer["output_ids"])
     is_of_the_old = logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
     assert is_of_the_old is not engine.server.traits.serves_half_updates
-
-
-async def test_a_retracted_request_goes_on_under_the_new_weights_with_fresh_cache(
-    engine: EngineCalls, reference: Reference
-) -> None:
-    task = await engine.start_running(PROMPT, **LONG)
-    await engine.ok("/pause_generation", mode="retract")
-    await engine.load(engine.server.other_model, "0.1")
-    await engine.ok("/continue_generation")
-    answer = await task
-    (old, start, switch), (new, again, end) = spans_of(answer)
-    assert (old, start, new, again, end) == ("0.0", 0, "0.1", switch, NUM_TOKENS)
-    output = answer["output_ids"]
-    before = reference.sampled(engine.server.model, PROMPT, output)[:switch]
-    after = reference.sampled(engine.server.other_model, PROMPT, output)[switch:]
-    assert logprobs_of(answer) == pytest.approx(before + after, abs=1e-3)
-    if engine.server.traits.reports_kv_versions:
-        assert spans_of(answer, "kv_versions") == spans_of(answer)
 
 
 async def test_a_request_frozen_in_place_goes_on_with_its_old_cache(engine: EngineCalls, reference: Reference) -> None:

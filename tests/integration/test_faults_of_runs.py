@@ -34,6 +34,18 @@ def test_a_missing_model_folder_is_named_with_the_remedy(tmp_path: Path) -> None
     assert "agentrl warmstart" in result.stderr
 
 
+def test_an_interpreter_of_environments_that_is_not_there_is_named_before_anything_starts(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    python = tmp_path / "nowhere" / "python"
+    apart = ('environment.placement="process"', f"environment.interpreter={python}")
+    result = runs.agentrl(*runs.train_arguments(tmp_path, tiny_model, *apart))
+    assert result.returncode == 1
+    (error,) = result.stderr.splitlines()
+    assert error == f"error: environment.interpreter: no Python at {python}; give the path of one that has agentrl"
+    assert list((tmp_path / "runs" / "test-seed0" / "logs").iterdir()) == []
+
+
 def test_an_engine_that_is_not_there_is_named_with_its_address(tiny_model: Path, tmp_path: Path) -> None:
     engine = '{kind = "attached", urls = ["http://127.0.0.1:9"], start_s = 1.0}'
     message, state = failed_run(tmp_path, tiny_model, f"policies.main.engine={engine}")
@@ -53,7 +65,7 @@ def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Pat
     assert runs.engine_of(run) != first
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=200)[0]
-    assert process.returncode == 0, output
+    assert process.returncode == runs.STOPPED, output
     ledger = runs.rows(run / "ledger.jsonl")
     assert sum(line["regenerated_tokens"] for line in ledger) > 0, "what it had in hand was drawn again elsewhere"
     failed = {line["reason"] for line in ledger if line["outcome"] == "dropped"}

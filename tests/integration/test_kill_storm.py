@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.process.crash_points import CRASH_POINTS
-from tests.benchmarks.kill_runs import warm_start
-from tests.benchmarks.kill_storm import found_without, kill_at_points, kill_at_random
+from tests.storms.kill_runs import warm_start
+from tests.storms.kill_storm import found_without, kill_at_points, kill_at_random, kill_partners_at_random
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 NUM_KILLS = 40
@@ -25,6 +25,18 @@ def test_killed_at_random_a_run_loses_nothing_and_does_nothing_twice(calling_mod
     found = (verdict.turns_lost, verdict.effects_twice, verdict.regenerated, verdict.ledger_gaps)
     assert found == (0, 0, 0, 0), f"seed {seed}"
     assert verdict.num_turns > NUM_KILLS, "hardly anything happened between the kills"
+
+
+def test_killed_at_random_a_run_of_two_policies_loses_nothing_and_does_nothing_twice(
+    calling_model: Path, tmp_path: Path
+) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    killed = kill_partners_at_random(tmp_path / "partners", calling_model, NUM_KILLS // 2, seed)
+    verdict = killed.verdict
+    found = (verdict.turns_lost, verdict.effects_twice, verdict.regenerated, verdict.ledger_gaps)
+    assert found == (0, 0, 0, 0), f"seed {seed}"
+    checkpoints = {path.parent.parent.name for path in killed.run.glob("checkpoints/*/*/progress.json")}
+    assert checkpoints == {"main", "partner"}
 
 
 def test_killed_at_every_crash_point_a_run_loses_nothing_and_does_nothing_twice(

@@ -21,10 +21,6 @@ pytestmark = pytest.mark.long
 SIX_OPTIMIZER_STEPS = ("policies.main.algorithm.minibatches=3", "policies.main.algorithm.epochs=2")
 
 
-def weights(run: Path) -> bytes:
-    return (max((run / "checkpoints").iterdir()) / "model.safetensors").read_bytes()
-
-
 def sampled(run: Path) -> dict[str, tuple[float, int]]:
     return {line["episode_id"]: (line["reward"], line["sampled_tokens"]) for line in runs.rows(run / "ledger.jsonl")}
 
@@ -45,7 +41,7 @@ def test_a_seeded_run_in_turn_is_bit_identical_across_kill_and_resume(
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
     whole = tmp_path / "whole" / "runs" / "test-seed5"
-    assert weights(run) == weights(whole)
+    assert runs.weights(run) == runs.weights(whole)
     assert sampled(run) == sampled(whole)
 
 
@@ -60,21 +56,21 @@ def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have
     for pid in [process.pid] if told == "the run" else {process.pid, *runs.processes_of(run)}:
         os.kill(pid, signal.SIGTERM)
     output = process.communicate(timeout=200)[0]
-    assert process.returncode == 0, output
-    lives = read_journal(run / "journal").lives
-    parked = {name: life for name, life in lives.items() if life.ended is None}
+    assert process.returncode == runs.STOPPED, output
+    histories = read_journal(run / "journal").lives
+    parked = {name: history for name, history in histories.items() if history.ended is None}
     assert parked, "with eight places some episode is always in flight"
-    assert any(life.parts for life in parked.values()), "replies in the making are on record"
+    assert any(history.parts for history in parked.values()), "replies in the making are on record"
     ledger = runs.rows(run / "ledger.jsonl")
     assert not {line["episode_id"] for line in ledger} & set(parked)
-    state = runs.state(run)
-    config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {state["version"]["step"] + 3}')
+    step = runs.version(run)["step"]
+    config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 3}')
     (run / "config.json").write_text(config)
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
     after = read_journal(run / "journal").lives
-    for name, life in parked.items():
-        before = [token for part in life.parts for token in part.generation.token_ids.tolist()]
+    for name, history in parked.items():
+        before = [token for part in history.parts for token in part.generation.token_ids.tolist()]
         nodes = after[name].episode().nodes
         if nodes:
             assert nodes[-1].token_ids.tolist()[: len(before)] == before, f"{name} lost tokens that it had"
@@ -103,7 +99,7 @@ def kill_with_replies_of_new_weights(process: subprocess.Popen[str], run: Path, 
 def untaken_spans(run: Path) -> list[VersionSpan]:
     journal = read_journal(run / "journal")
     taken = {name for entry in journal.taken for _, names in entry.groups for name in names}
-    turns = [turned for name, life in journal.lives.items() if name not in taken for turned in life.turns]
+    turns = [turned for name, history in journal.lives.items() if name not in taken for turned in history.turns]
     samples = [node.sample for turned in turns for node in turned.nodes if node.sample is not None]
     return [span for sample in samples for span in sample.versions]
 
@@ -122,7 +118,7 @@ def test_weights_that_come_out_otherwise_are_of_a_new_epoch_and_nothing_is_lost(
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
     assert "the weights differ from the lost ones: going on as version 1." in resumed.stdout
-    assert runs.state(run)["version"] == {"epoch": 1, "step": 9}
+    assert runs.version(run) == {"epoch": 1, "step": 9}
     assert [row["step"] for row in runs.metrics(run) if "batch/trained_tokens" in row] == list(range(1, 10))
     orphans = [row["buffer/orphaned_fraction"] for row in runs.metrics(run) if "batch/trained_tokens" in row]
     assert max(orphans) > 0, "tokens of the lost weights are counted"
@@ -140,7 +136,7 @@ def test_a_second_process_on_a_run_is_refused_and_changes_nothing(tiny_model: Pa
     step = runs.metrics(run)[-1]["step"]
     runs.wait_for_step(run, step + 2, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    assert process.wait(60) == runs.STOPPED
 
 
 def stopped_run(folder: Path, model: Path, *overrides: str) -> Path:
@@ -170,7 +166,7 @@ def test_a_damaged_journal_is_named_and_salvaged(tiny_model: Path, tmp_path: Pat
     assert "--salvage" in refused.stderr
     salvaged = runs.agentrl("resume", run, "--salvage")
     assert salvaged.returncode == 0, salvaged.stderr
-    assert runs.state(run)["version"] == {"epoch": 1, "step": 12}
+    assert runs.version(run) == {"epoch": 1, "step": 12}
     assert set(Counter(line["episode_id"] for line in runs.rows(run / "ledger.jsonl")).values()) == {1}
     assert len(list(run.glob("journal.damaged-*"))) == 1, "the damaged one is kept"
     assert list((run / "episodes").glob("consumed-*.parquet"))

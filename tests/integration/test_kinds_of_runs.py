@@ -41,15 +41,15 @@ async def test_adapters_are_trained_published_and_taken_up_again(lora_engine: En
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 6, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0, process.communicate()[0]
+    assert process.wait(60) == runs.STOPPED, process.communicate()[0]
     assert max(row["trainer/fresh_gap_max_nats"] for row in _fresh(run)) < 1e-3
     assert max(row["step"] for row in _fresh(run)) > 2, "no tokens of an adapter were trained on"
-    step = runs.state(run)["version"]["step"]
+    step = runs.version(run)["step"]
     config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 3}')
     (run / "config.json").write_text(config)
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
-    assert runs.state(run)["version"] == {"epoch": 0, "step": step + 3}
+    assert runs.version(run) == {"epoch": 0, "step": step + 3}
     again = [row["trainer/fresh_gap_max_nats"] for row in _fresh(run) if row["step"] > step]
     assert again
     assert max(again) < 1e-3, "the engine serves other adapters than the trainer resumed"
@@ -61,7 +61,7 @@ async def test_steps_without_anything_to_learn_raise_the_version_and_interrupt_n
     run = _trained(
         tmp_path, engine.server.model, _attached(engine.server.url), "environment.options.is_flat=true", "steps=5"
     )
-    assert runs.state(run)["version"] == {"epoch": 0, "step": 5}
+    assert runs.version(run) == {"epoch": 0, "step": 5}
     steps = [row for row in runs.metrics(run) if "time/train_step_s" in row]
     assert [row["trainer/optimizer_steps"] for row in steps] == [0.0] * 5
     assert [row["trainer/loss"] for row in steps] == [0.0] * 5
@@ -69,6 +69,32 @@ async def test_steps_without_anything_to_learn_raise_the_version_and_interrupt_n
     assert (await engine.http.get("/model_info")).json()["weight_version"] == "0.5"
     assert max(row["buffer/staleness_max_steps"] for row in steps) <= 1, "tokens bear the version that they were told"
     assert max(row["buffer/masked_fraction"] for row in steps) < 0.5
+
+
+async def test_a_run_without_a_bound_on_staleness_warns_and_masks_nothing(engine: EngineCalls, tmp_path: Path) -> None:
+    overrides = (_attached(engine.server.url), "buffer.max_staleness=unbounded", "steps=8")
+    result = runs.agentrl(*runs.train_arguments(tmp_path, engine.server.model, *overrides))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "'unbounded': tokens of any age are trained" in result.stderr
+    steps = [row for row in runs.metrics(tmp_path / "runs" / "test-seed0") if "time/train_step_s" in row]
+    assert len(steps) == 8
+    assert [row["buffer/masked_fraction"] for row in steps] == [0.0] * 8
+    assert max(row["buffer/staleness_max_steps"] for row in steps) > 1, "no token was older than the recipe's bound"
+    assert max(row["buffer/ready_episodes"] for row in steps) > 0
+
+
+async def test_a_run_whose_engine_drains_cuts_no_reply_and_counts_those_that_it_waited_for(
+    engine: EngineCalls, tmp_path: Path
+) -> None:
+    drains = ("policies.main.publish.pause_mode=drain", "policies.main.publish.drain_s=60", "steps=8")
+    run = _trained(tmp_path, engine.server.model, _attached(engine.server.url), *drains)
+    steps = [row for row in runs.metrics(run) if "time/train_step_s" in row]
+    assert sum(row["rollout/aborted_generations"] for row in steps) == 0
+    assert steps[-1]["publish/receipts_total"] > 2
+    assert steps[-1]["publish/drained_requests_total"] > 0
+    assert steps[-1]["publish/cut_requests_total"] == steps[-1]["requests/interrupted_total"] == 0
+    assert 0 < steps[-1]["publish/drain_s_total"] < 60
+    assert max(row["trainer/fresh_gap_max_nats"] for row in _fresh(run)) < 1e-3
 
 
 async def test_experts_and_kept_sets_are_replayed_and_the_gap_is_reported(
@@ -117,5 +143,5 @@ def test_a_seeded_run_of_experts_in_turn_is_bit_identical_twice(moe_model: Path,
         (tmp_path / name).mkdir()
         run = _trained(tmp_path / name, moe_model, *REPLAYED, *IN_TURN)
         assert max(row["trainer/fresh_gap_max_nats"] for row in _fresh(run)) < 1e-3
-        weights.append((max((run / "checkpoints").iterdir()) / "model.safetensors").read_bytes())
+        weights.append(runs.weights(run))
     assert weights[0] == weights[1]

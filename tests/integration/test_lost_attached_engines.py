@@ -88,7 +88,7 @@ class Run:
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(90) == 0, self.said
+        assert self.process.wait(90) == runs.STOPPED, self.said
 
 
 @pytest.fixture
@@ -163,9 +163,9 @@ def test_a_staged_file_that_is_cut_short_is_named_and_staged_anew_by_the_resumpt
     message = runs.state(run.folder)["message"]
     assert f"staged weights are damaged: {staged[-1]}" in message
     assert "resume the run" in message
-    step = runs.state(run.folder)["version"]["step"]
+    step = runs.version(run.folder)["step"]
     config = (run.folder / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 2}')
     (run.folder / "config.json").write_text(config)
     resumed: subprocess.CompletedProcess[str] = runs.agentrl("resume", run.folder)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert runs.state(run.folder)["version"]["step"] == step + 2
+    assert runs.version(run.folder)["step"] == step + 2

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from engine_server import EngineCalls, Reference
 
 from agentrl.inference.client import EngineClient
-from agentrl.rollouts.journal import NoLog
+from agentrl.rollouts.episode_log import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.session import Session
 from agentrl.testing.builders import build_ticket

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.orchestration.replay import StepReplay, replay_step
+from agentrl.orchestration.step_replay import StepReplay, replay_step
 from tests.integration import runs
 
 # Bounds so narrow that a few steps of a tiny model clip and reject tokens; checkpoints of steps 4 and 6 are kept.
@@ -36,14 +36,14 @@ def recorded(run: Path, step: int) -> dict[str, float]:
 
 
 def assert_equals_the_record(replay: StepReplay, row: dict[str, float]) -> None:
-    """Loss, gradient and weights are the run's, and so are the sums over fates."""
+    """Loss, gradient and weights are the run's, and so are the sums over statuses."""
     compared = {c.name: (c.recorded, c.replayed) for c in replay.comparisons}
     assert compared["trainer/loss"] == (row["trainer/loss"],) * 2
     assert compared["trainer/grad_norm"] == (row["trainer/grad_norm"],) * 2
     assert "weights" in compared
     assert replay.is_equal, compared
     counts = replay.count()
-    computed = sum(counts[fate] for fate in ("kept", "clipped: low", "clipped: high", "rejected"))
+    computed = sum(counts[status] for status in ("kept", "clipped: low", "clipped: high", "rejected"))
     assert computed == row["trainer/computed_tokens"]
     assert counts["rejected"] == round(row["trainer/rejected_fraction"] * computed)
     assert computed + counts["skipped: no advantage"] == row["batch/trained_tokens"]
@@ -55,7 +55,7 @@ def assert_equals_the_record(replay: StepReplay, row: dict[str, float]) -> None:
 
 async def test_a_step_behind_a_checkpoint_is_the_recorded_one(run: Path) -> None:
     replay = await replay_step(run, 5)
-    assert replay.plan.checkpoint == run / "checkpoints" / "000004"
+    assert replay.plan.checkpoint == run / "checkpoints" / "main" / "000004"
     assert len(replay.plan.steps) == 1
     assert_equals_the_record(replay, recorded(run, 5))
 
@@ -77,19 +77,19 @@ def test_from_the_first_model_on_tokens_are_clipped_and_rejected_and_every_one_h
     assert result.returncode == 0, result.stderr
     assert "to the last bit" in result.stdout
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    fates = Counter(row["fate"] for row in rows)
-    for fate, count in fates.items():
-        assert [fate, f"{count:,}"] in [[line[: len(fate)], *line[len(fate) :].split()[:1]] for line in
-                                        result.stdout.splitlines()]  # fmt: skip
-    assert fates["clipped: high"] + fates["clipped: low"] > 0
-    assert fates["rejected"] > 0
+    statuses = Counter(row["status"] for row in rows)
+    for status, count in statuses.items():
+        lines = [[line[: len(status)], *line[len(status) :].split()[:1]] for line in result.stdout.splitlines()]
+        assert [status, f"{count:,}"] in lines
+    assert statuses["clipped: high"] + statuses["clipped: low"] > 0
+    assert statuses["rejected"] > 0
     for row in (row for row in rows if row["weight"] is not None):
-        assert (row["fate"] == "rejected") == (not 0.96 <= row["ratio"] <= 1.04) == (row["weight"] == 0)
-        if row["fate"] == "clipped: high":
+        assert (row["status"] == "rejected") == (not 0.96 <= row["ratio"] <= 1.04) == (row["weight"] == 0)
+        if row["status"] == "clipped: high":
             assert (row["ratio"] > 1.01, row["advantage"] > 0) == (True, True)
-        if row["fate"] == "clipped: low":
+        if row["status"] == "clipped: low":
             assert (row["ratio"] < 0.99, row["advantage"] < 0) == (True, True)
-    assert all(row["staleness"] > 1 for row in rows if row["fate"] == "masked: stale")
+    assert all(row["staleness"] > 1 for row in rows if row["status"] == "masked: stale")
 
 
 @pytest.mark.long
@@ -119,8 +119,8 @@ async def test_a_step_of_several_optimizer_steps_is_the_recorded_one(tiny_model:
     assert row["trainer/optimizer_steps"] + row["trainer/skipped_minibatches"] == 4
     assert row["trainer/clipped_fraction"] > 0
     counts = replay.count()
-    last = sum(counts[fate] for fate in ("kept", "clipped: low", "clipped: high"))
-    assert 2 * last == row["trainer/computed_tokens"], "each token in both epochs, and the fate of the second"
+    last = sum(counts[status] for status in ("kept", "clipped: low", "clipped: high"))
+    assert 2 * last == row["trainer/computed_tokens"], "each token in both epochs, and the status of the second"
     assert counts["clipped: low"] + counts["clipped: high"] > 0
 
 

@@ -10,8 +10,7 @@ import pytest
 from agentrl.buffer.reports import bias, closed_cohort
 from agentrl.testing.clock import run_virtual
 from agentrl.testing.tiny import tiny_chat
-from tests.benchmarks.selection_bias import ATTEMPTS, NaiveEngine
-from tests.benchmarks.simulation import Simulation, TailEngine, run_config, simulate
+from tests.storms.simulation import ATTEMPTS, NaiveEngine, Simulation, TailEngine, run_config, simulate
 
 STEPS = 14
 
@@ -28,14 +27,14 @@ def play(tiny_model: Path, tmp_path: Path):
 
 
 def test_every_episode_of_a_closed_cohort_is_trained_whole_under_wait(play):
-    report = bias(play(max_staleness=2, staleness="wait").lines)
+    [report] = bias(play(max_staleness=2, staleness="wait").lines)
     assert report.num_trained == report.num_dispatched > 200
     ratios = {c.measure: c.ratio for c in report.comparisons}
     assert (ratios["length"], ratios["trained tokens"]) == (1.0, 1.0)
 
 
 def test_masking_takes_tokens_but_hardly_any_episode(play):
-    comparisons = {c.measure: c for c in bias(play(max_staleness=4).lines).comparisons}
+    comparisons = {c.measure: c for c in bias(play(max_staleness=4).lines)[0].comparisons}
     assert 0.97 < comparisons["length"].ratio < 1.03
     assert comparisons["length"].ks < 0.03
     assert comparisons["trained tokens"].ratio < comparisons["length"].ratio

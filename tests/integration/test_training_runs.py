@@ -12,11 +12,6 @@ from tests.integration import runs
 from tests.metric_table import documented_metrics, undocumented
 
 
-def weights(run: Path) -> bytes:
-    newest = max((run / "checkpoints").iterdir())
-    return (newest / "model.safetensors").read_bytes()
-
-
 @pytest.fixture(scope="module")
 def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
@@ -102,7 +97,7 @@ def test_a_seeded_run_in_turn_is_bit_identical_twice(tiny_model: Path, tmp_path:
         assert runs.agentrl(*runs.train_arguments(folder, tiny_model, *overrides)).returncode == 0
         run = folder / "runs" / "test-seed5"
         ends = [(e["episode_id"], e["reward"], e["sampled_tokens"], e["step"]) for e in runs.rows(run / "ledger.jsonl")]
-        outcomes.append((weights(run), sorted(ends), [r["trainer/loss"] for r in runs.metrics(run)]))
+        outcomes.append((runs.weights(run), sorted(ends), [r["trainer/loss"] for r in runs.metrics(run)]))
     assert outcomes[0] == outcomes[1]
 
 
@@ -113,16 +108,16 @@ def test_sigterm_saves_a_checkpoint_and_resume_finishes(tiny_model: Path, tmp_pa
     runs.wait_for_step(run, 2, process)
     os.kill(process.pid, signal.SIGTERM)
     process.communicate(timeout=200)
-    assert process.returncode == 0
+    assert process.returncode == runs.STOPPED
     stopped = runs.state(run)
     assert stopped["status"] == "stopped"
-    step = stopped["version"]["step"]
+    step = stopped["versions"]["main"]["step"]
     assert runs.processes_of(run) == []
     config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 2}')
     (run / "config.json").write_text(config)
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
-    assert runs.state(run)["version"] == {"epoch": 0, "step": step + 2}
+    assert runs.version(run) == {"epoch": 0, "step": step + 2}
 
 
 @pytest.mark.long
@@ -137,12 +132,13 @@ def test_after_sigkill_resume_goes_on_from_the_checkpoint_without_skipping_a_tas
     assert runs.processes_are_gone(run), "engine or trainer outlived the run"
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
-    assert runs.state(run)["version"] == {"epoch": 0, "step": 12}, "the redone weights are the lost ones"
+    assert runs.version(run) == {"epoch": 0, "step": 12}, "the redone weights are the lost ones"
     lines = runs.rows(run / "ledger.jsonl")
     assert set(Counter(line["episode_id"] for line in lines).values()) == {1}
     trained = [task_number(line) for line in lines if line["outcome"] == "trained"]
-    progress = json.loads((run / "checkpoints" / "000012" / "progress.json").read_text())
-    done = {*range(progress["frontier"]["low"]), *progress["frontier"]["done"]}
+    progress = json.loads((run / "checkpoints" / "main" / "000012" / "progress.json").read_text())
+    frontier = progress["frontiers"]["coin"]
+    done = {*range(frontier["low"]), *frontier["done"]}
     assert Counter(trained) == dict.fromkeys(done, 4), "each task that is done was trained by its four episodes, once"
 
 

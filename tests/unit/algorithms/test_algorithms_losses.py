@@ -7,11 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms.config import CispoConfig, DppoConfig, PpoConfig
+from agentrl.algorithms.config import CispoConfig, DppoConfig, PpoConfig, is_corrected_by_loss
 from agentrl.algorithms.losses import (
     cispo,
     dppo,
-    is_corrected_by_loss,
     ppo_clip,
     token_loss,
     vanishes_without_advantage,

@@ -15,10 +15,10 @@ from agentrl.algorithms.config import (
     PpoConfig,
     TisConfig,
 )
-from agentrl.algorithms.outcome import TokenOutcome, token_fates, token_outcome
-from agentrl.types.explanation import Fate
+from agentrl.algorithms.outcome import TokenOutcome, token_outcome, token_statuses
+from agentrl.types.explanation import TokenStatus
 
-KEPT, LOW, HIGH, REJECTED = Fate.KEPT, Fate.CLIPPED_LOW, Fate.CLIPPED_HIGH, Fate.REJECTED
+KEPT, LOW, HIGH, REJECTED = TokenStatus.KEPT, TokenStatus.CLIPPED_LOW, TokenStatus.CLIPPED_HIGH, TokenStatus.REJECTED
 BEHAVIOUR = PpoConfig(clip_low=0.2, clip_high=0.28, proximal="behaviour")
 
 
@@ -30,24 +30,24 @@ def outcome(loss: LossConfig, tokens: list[tuple[float, float, float]], correcti
     return token_outcome(now.log(), before.log(), advantages, numbers, torch.zeros_like(numbers), config)
 
 
-def fates(found: TokenOutcome, *mismatched: int) -> list[Fate]:
-    return token_fates(found, torch.tensor([n in mismatched for n in range(len(found.gap_S))]))
+def statuses(found: TokenOutcome, *mismatched: int) -> list[TokenStatus]:
+    return token_statuses(found, torch.tensor([n in mismatched for n in range(len(found.gap_S))]))
 
 
 def test_ppo_clips_above_for_good_tokens_and_below_for_bad_ones():
     # Ratios 1.5, 1.5, 0.5, 0.5, 1.25, 0.85: the last two lie within [0.8, 1.28].
     tokens = [(0.3, 0.2, 1.0), (0.3, 0.2, -1.0), (0.1, 0.2, 1.0), (0.1, 0.2, -1.0), (0.25, 0.2, 1.0), (0.17, 0.2, -1.0)]
-    assert fates(outcome(BEHAVIOUR, tokens)) == [HIGH, KEPT, KEPT, LOW, KEPT, KEPT]
+    assert statuses(outcome(BEHAVIOUR, tokens)) == [HIGH, KEPT, KEPT, LOW, KEPT, KEPT]
 
 
 def test_ppo_against_the_recomputed_policy_clips_nothing():
-    assert fates(outcome(PpoConfig(), [(0.9, 0.1, 1.0), (0.1, 0.9, -1.0)])) == [KEPT, KEPT]
+    assert statuses(outcome(PpoConfig(), [(0.9, 0.1, 1.0), (0.1, 0.9, -1.0)])) == [KEPT, KEPT]
 
 
 def test_a_token_outside_the_bounds_of_icepop_is_rejected():
     # Ratios 6, 0.4, 2 with bounds [0.5, 5].
     found = outcome(PpoConfig(), [(0.6, 0.1, 1.0), (0.2, 0.5, 1.0), (0.4, 0.2, -1.0)], IcePopConfig())
-    assert fates(found) == [REJECTED, REJECTED, KEPT]
+    assert statuses(found) == [REJECTED, REJECTED, KEPT]
     assert found.weights_S.tolist() == pytest.approx([0, 0, 2], rel=1e-5)
     assert found.gap_S.tolist() == pytest.approx([math.log(6), math.log(0.4), math.log(2)], rel=1e-5)
 
@@ -56,25 +56,25 @@ def test_a_token_that_is_clipped_as_well_as_rejected_is_rejected():
     # Ratios 6 and 3: both clipped at 1.28, the first beyond 5 too. Of a corrected loss weights are 0 or 1.
     found = outcome(BEHAVIOUR, [(0.6, 0.1, 1.0), (0.6, 0.2, 1.0)], IcePopConfig())
     assert found.losses.clipped_S.tolist() == [True, True]
-    assert fates(found) == [REJECTED, HIGH]
+    assert statuses(found) == [REJECTED, HIGH]
     assert found.weights_S.tolist() == [0, 1]
 
 
 def test_cispo_bounds_its_weight_on_either_side_whatever_the_advantage():
     # Ratios 6, 6, 0.25, 2 with bounds [0.5, 5].
     tokens = [(0.6, 0.1, 1.0), (0.6, 0.1, -1.0), (0.1, 0.4, 1.0), (0.4, 0.2, 1.0)]
-    assert fates(outcome(CispoConfig(clip_low=0.5), tokens)) == [HIGH, HIGH, LOW, KEPT]
+    assert statuses(outcome(CispoConfig(clip_low=0.5), tokens)) == [HIGH, HIGH, LOW, KEPT]
 
 
 def test_dppo_cuts_what_moved_far_where_the_advantage_points():
     # Moves of +0.3, +0.3, -0.3, -0.3, +0.1 in probability.
     tokens = [(0.8, 0.5, 1.0), (0.8, 0.5, -1.0), (0.2, 0.5, 1.0), (0.2, 0.5, -1.0), (0.6, 0.5, 1.0)]
-    assert fates(outcome(DppoConfig(threshold=0.2), tokens)) == [HIGH, KEPT, KEPT, LOW, KEPT]
+    assert statuses(outcome(DppoConfig(threshold=0.2), tokens)) == [HIGH, KEPT, KEPT, LOW, KEPT]
 
 
 def test_a_mismatched_token_is_nothing_else():
     found = outcome(BEHAVIOUR, [(0.6, 0.1, 1.0), (0.6, 0.2, 1.0), (0.2, 0.2, 1.0)], IcePopConfig())
-    assert fates(found, 0, 2) == [Fate.MISMATCHED, HIGH, Fate.MISMATCHED]
+    assert statuses(found, 0, 2) == [TokenStatus.MISMATCHED, HIGH, TokenStatus.MISMATCHED]
 
 
 def from_start(loss: LossConfig, correction, *tokens: tuple[float, float, float, float]) -> TokenOutcome:
@@ -93,7 +93,7 @@ def test_decoupled_ppo_clips_against_the_start_and_weighs_the_start_against_the_
     found = from_start(PpoConfig(), TisConfig(), *tokens)
     assert found.weights_S.tolist() == pytest.approx([2.0, 0.5, 2.0, 0.4], rel=1e-5)
     assert found.losses.loss_S.tolist() == pytest.approx([-1.28, 1.5, 1.6, -2.2], rel=1e-5)
-    assert fates(found) == [HIGH, KEPT, LOW, KEPT]
+    assert statuses(found) == [HIGH, KEPT, LOW, KEPT]
     assert found.moved_S.exp().tolist() == pytest.approx([1.5, 1.5, 0.5, 1.1], rel=1e-5)
     assert found.gap_S.exp().tolist() == pytest.approx([3.0, 0.75, 2.5, 0.44], rel=1e-5)
 
@@ -101,7 +101,7 @@ def test_decoupled_ppo_clips_against_the_start_and_weighs_the_start_against_the_
 def test_tokens_are_rejected_by_the_start_of_the_step_and_not_by_what_it_did_since():
     # pi_prox / mu 1, 6 against [0.5, 5]; pi / mu 6, 1.
     found = from_start(PpoConfig(), IcePopConfig(), (0.6, 0.1, 0.1, 1.0), (0.1, 0.6, 0.1, 1.0))
-    assert fates(found) == [HIGH, REJECTED]
+    assert statuses(found) == [HIGH, REJECTED]
 
 
 @pytest.mark.parametrize("loss", [CispoConfig(), DppoConfig(), BEHAVIOUR])

@@ -4,47 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Coroutine
+import math
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
 
 from agentrl.buffer.config import BufferConfig
-from agentrl.buffer.episode_buffer import MemoryBuffer
+from agentrl.buffer.episode_buffer import BufferTerms, EnvironmentTerms, MemoryBuffer
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger, LedgerLine
-from agentrl.testing.builders import build_episode
+from agentrl.testing.builders import InstantTasks, build_episode
 from agentrl.types.batch import TrainBatch
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.task import Split, Task
-from agentrl.types.version import PolicyVersion
+from agentrl.types.version import PolicyVersion, VersionSpan
 
 
 def make_buffer(
     config: BufferConfig, lines: list[LedgerLine], places: int = 64, attempts: int = 1, failures: int = 1000, **options
 ) -> MemoryBuffer:
-    return MemoryBuffer(
-        config,
+    """A buffer of one policy, main, and one environment, fake."""
+    max_groups = options.pop("max_groups", None)
+    terms = BufferTerms(
+        configs={"main": config},
+        environments={"fake": EnvironmentTerms(1.0, ("main",))},
+        versions={"main": PolicyVersion(0, options.pop("step", 0))},
+        seed=0,
         places=places,
         max_attempts=attempts,
         max_consecutive_failures=failures,
-        sample_task=options.pop("sample_task", lambda ordinal: Task("fake", Split.TRAIN, ordinal)),
-        seed=0,
-        versions={"main": PolicyVersion(0, options.pop("step", 0))},
-        frontier=options.pop("frontier", FrontierState()),
-        ledger=Ledger(lines.append),
-        **options,
+        max_groups={} if max_groups is None else {"main": max_groups},
     )
+    sample_task = options.pop("sample_task", lambda ordinal: Task("fake", Split.TRAIN, ordinal))
+    frontiers = {"fake": options.pop("frontier", FrontierState())}
+    return MemoryBuffer(terms, InstantTasks(sample_task), frontiers, Ledger(lines.append), **options)
 
 
-def configs(windows_beyond_step: list[int | None]) -> st.SearchStrategy[BufferConfig]:
+def frontier_of(buffer: MemoryBuffer, step: int) -> FrontierState:
+    """What a checkpoint of this step keeps."""
+    return buffer.frontiers({"main": step})["fake"]
+
+
+def configs(
+    windows_beyond_step: list[int | None], bounds: Sequence[int | str] = (1, 2, 0)
+) -> st.SearchStrategy[BufferConfig]:
     """Small buffers of every kind; the window of their order is given as groups beyond a step."""
     return st.builds(
         _make_config,
         group_size=st.integers(1, 3),
         groups_per_step=st.integers(1, 2),
-        max_staleness=st.sampled_from([1, 2, 0]),
+        max_staleness=st.sampled_from(bounds),
         staleness=st.sampled_from(["mask_spans", "wait", "withhold"]),
         group_filter=st.sampled_from(["none", "spread"]),
         window_beyond_step=st.sampled_from(windows_beyond_step),
@@ -63,8 +74,9 @@ def _make_config(
     )
 
 
-def at(step: int) -> dict[str, PolicyVersion]:
-    return {"main": PolicyVersion(0, step)}
+def at(step: int) -> tuple[str, PolicyVersion]:
+    """The one policy and a version of it."""
+    return "main", PolicyVersion(0, step)
 
 
 async def attempt(work: Coroutine[Any, Any, Any]) -> Any:
@@ -120,7 +132,9 @@ class BufferModel:
         return self.num_taken * self.config.group_size + sum(g.num_counted for g in self.groups.values())
 
     @property
-    def bound(self) -> int:
+    def bound(self) -> float:
+        if self.config.max_staleness == "unbounded":
+            return math.inf
         return (self.config.max_staleness + self.loaded + 1) * self.config.episodes_per_step
 
     @property
@@ -192,15 +206,17 @@ class BufferModel:
 
     def _is_stale(self, episode: Episode) -> bool:
         spans = [span for node in episode.nodes if node.sample is not None for span in node.sample.versions]
-        return any(self.version - span.version.step > self.config.max_staleness for span in spans)
+        return any(self._is_old(span) for span in spans)
+
+    def _is_old(self, span: VersionSpan) -> bool:
+        bound = self.config.max_staleness
+        return bound != "unbounded" and self.version - span.version.step > bound
 
     def _check_mask(self, mask: Any, episode: Episode) -> None:
         """Exactly the tokens that are fresh enough are trained; under ``wait`` that is every token."""
         expected: list[bool] = []
         for node in episode.nodes:
-            fresh = node.sample is not None and all(
-                self.version - span.version.step <= self.config.max_staleness for span in node.sample.versions
-            )
+            fresh = node.sample is not None and not any(map(self._is_old, node.sample.versions))
             expected += [fresh] * len(node.token_ids)
         assert mask.tolist() == expected
         if self.config.staleness == "wait":

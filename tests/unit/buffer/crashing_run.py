@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from buffer_states import at, make_buffer
+from buffer_states import at, frontier_of, make_buffer
 
 from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import FrontierState
-from agentrl.buffer.journal import BufferJournal
 from agentrl.buffer.ledger import LedgerLine
-from agentrl.buffer.recovery import Recovered, recover
+from agentrl.buffer.recovery import Recovered, RecoveryTerms, recover
+from agentrl.buffer.step_journal import BufferJournal
 from agentrl.journal.entries import NO_EPISODE, Checkpointed, Dropped, Stepped, Taken, key_of, unpack
 from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import JournalState
-from agentrl.rollouts.durable import WorkerJournal, WorkerLog
+from agentrl.rollouts.durable import WorkerLog
 from agentrl.testing.builders import build_episode
+from agentrl.testing.sole_holder import SoleHolder
 from agentrl.types.batch import TrainBatch
+from agentrl.types.environment import Score, ScoreRecord
 from agentrl.types.episode import Agent, Episode, Ticket
 from agentrl.types.errors import Failure
 from agentrl.types.generation import FinishReason
@@ -73,9 +75,9 @@ def read_records(records: list[Record]) -> JournalState:
         if kept is not None:
             kept.append(entry)
         if isinstance(entry, Checkpointed):
-            state.checkpointed = entry.step
-    lives = [life for life in map(build_history, by_key.values()) if life is not None]
-    state.lives = {life.ticket.episode_id: life for life in lives}
+            state.checkpointed = entry.steps
+    histories = [history for history in map(build_history, by_key.values()) if history is not None]
+    state.lives = {history.ticket.episode_id: history for history in histories}
     return state
 
 
@@ -130,9 +132,14 @@ class CrashingRun:
         del self.lines[self.checkpoint.num_lines :]
         state = read_records([*self.worker_disk.records, *self.buffer_disk.records])
         in_ledger = {line.episode_id for line in self.lines}
-        recovered = self.recover(
-            state, self.checkpoint.step, self.config.group_size, self.attempts, in_ledger=in_ledger
+        terms = RecoveryTerms(
+            {"main": self.checkpoint.step},
+            {"fake": ("main",)},
+            {"fake": ("verifier",)},
+            self.config.group_size,
+            self.attempts,
         )
+        recovered = self.recover(state, terms, in_ledger=in_ledger)
         self.buffer = make_buffer(
             self.config,
             self.lines,
@@ -143,14 +150,14 @@ class CrashingRun:
             journal=BufferJournal(self.buffer_disk),
         )
         self.buffer.restore(recovered)
-        lives = {ticket.episode_id: state.lives[ticket.episode_id] for ticket in recovered.running}
-        self.worker = WorkerJournal(self.worker_disk, self.starts, lives)
-        return recovered, lives
+        histories = {ticket.episode_id: state.lives[ticket.episode_id] for ticket in recovered.running}
+        self.worker = SoleHolder(self.worker_disk, self.starts, histories)
+        return recovered, histories
 
-    async def open(self, ticket: Ticket, life: EpisodeHistory | None = None) -> None:
+    async def open(self, ticket: Ticket, history: EpisodeHistory | None = None) -> None:
         """Lease an episode; one that was played before goes on behind its last reply on record."""
         log = await self.worker.open(ticket, (Agent("agent", "main"),))
-        turns = life.turns if life else []
+        turns = history.turns if history else []
         spans = [(turned.nodes[-1], turned.nodes[-1].sample.versions[0].version.step) for turned in turns]
         replies = [(len(node.token_ids), step) for node, step in spans]
         self.playing[ticket.episode_id] = Playing(ticket, log, replies)
@@ -158,27 +165,38 @@ class CrashingRun:
     async def redo(self, recovered: Recovered) -> list[TrainBatch]:
         """Bring the trainer to where it was, as `orchestration.redo` does; returns what it trained."""
         batches = []
-        for step in recovered.redo:
-            batches.append(self.buffer.retake(step)["main"])
-            await self.buffer.trained(at(step.step + 1))
-        if recovered.redo:
-            await self.buffer.loaded(at(recovered.redo[-1].step + 1))
+        steps = recovered.redo.get("main", ())
+        for step in steps:
+            batches.append(await self.buffer.retake(step))
+            await self.buffer.trained(*at(step.step + 1))
+        if steps:
+            await self.buffer.loaded(*at(steps[-1].step + 1))
         return batches
 
     async def end(self, name: str, reward: float | None, failure: Failure | None) -> Episode:
         """An end is on record before the buffer hears of it."""
-        episode = self.playing[name].episode(reward, failure)
+        episode = self.outcome(name, reward, failure)
+        if failure is None:
+            await self.playing[name].log.scored(ScoreRecord("verifier", Score(episode.reward)))
         await self.playing[name].log.ended(episode)
         del self.playing[name]
         await self.buffer.settle(episode)
         return episode
 
+    def outcome(self, name: str, reward: float | None, failure: Failure | None) -> Episode:
+        """How an episode ends: a verdict that is on record is not asked for again, as in the runner."""
+        history = self.playing[name].log.history
+        verdict = history.scores.get("verifier") if history is not None else None
+        if verdict is not None and verdict.score is not None and failure is None:
+            reward = verdict.score.reward
+        return self.playing[name].episode(reward, failure)
+
     async def save(self, step: int, dies_at: str | None) -> None:
         """A checkpoint, in the order of `Controller._checkpoint`."""
-        frontier, num_lines = self.buffer.frontier(), len(self.lines)
+        frontier, num_lines = frontier_of(self.buffer, step), len(self.lines)
         if dies_at == "before progress":
             raise DiedError
         self.checkpoint = Checkpoint(step, frontier, num_lines)
         if dies_at == "before its record":
             raise DiedError
-        await self.buffer.journal.checkpointed(step)
+        await self.buffer.journal.checkpointed({"main": step})

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from buffer_states import at, attempt, configs
+from buffer_states import at, attempt, configs, frontier_of
 from crashing_run import CrashingRun, DiedError, MemoryWriter, read_records
 from durable_model import DurableModel, as_seen
 from hypothesis import strategies as st
@@ -75,7 +75,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(sorted(ENDS)))
     def die_before_an_end_is_acknowledged(self, data, how):
         name = self._choose(data)
-        ticket, episode = self.run.playing[name].ticket, self.run.playing[name].episode(*ENDS[how])
+        ticket, episode = self.run.playing[name].ticket, self.run.outcome(name, *ENDS[how])
         self._do(self._dies(self.run.worker_disk, self.run.end(name, *ENDS[how])))
         if self._crash(data):
             self.model.settle(ticket, episode)
@@ -113,9 +113,9 @@ class RecoveryMachine(RuleBasedStateMachine):
             return
         model, buffer = self.model, self.run.buffer
         assert model.num_counted <= model.bound
-        assert buffer._accepted == model.num_counted - len(model.running)
-        assert buffer._running == model.running
-        assert buffer.frontier() == model.frontier
+        assert buffer.num_accepted("main") == model.num_counted - len(model.running)
+        assert buffer.num_running == len(model.running)
+        assert frontier_of(buffer, model.version) == model.frontier
 
     def teardown(self):
         if not hasattr(self, "model"):
@@ -143,7 +143,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         assert (ticket is not None) == expected
         if ticket is not None:
             assert ticket.episode_id not in self.known, "a leased episode is gone on with, never dispatched anew"
-            assert ticket.started_at == at(self.model.loaded)
+            assert ticket.started_at == dict([at(self.model.loaded)])
             self.model.admit(ticket)
             self.unleased[ticket.episode_id] = ticket
         return ticket
@@ -160,7 +160,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         self.model.settle(ticket, self._do(self.run.end(name, reward, failure)))
 
     def _load(self) -> None:
-        self._do(self.run.buffer.loaded(at(self.model.version)))
+        self._do(self.run.buffer.loaded(*at(self.model.version)))
         self.model.loaded = self.model.version
 
     def _let_all_end(self) -> None:
@@ -180,20 +180,20 @@ class RecoveryMachine(RuleBasedStateMachine):
         """Take, train and put a step on record, or die on the way; False if nothing can be taken."""
         buffer, model = self.run.buffer, self.model
         if dies == "before its record":
-            self._do(self._dies(self.run.buffer_disk, attempt(buffer.take(at(model.version)))))
+            self._do(self._dies(self.run.buffer_disk, attempt(buffer.take(*at(model.version)))))
             self._crash(data)
             self._go_on(data)
             return True
-        batches = self._do(attempt(buffer.take(at(model.version))))
-        if batches is None:
+        batch = self._do(attempt(buffer.take(*at(model.version))))
+        if batch is None:
             assert model.config.staleness == "wait" or len(model.next_step()) < model.config.groups_per_step
             return False
-        model.take(batches["main"])
+        model.take(batch)
         if dies != "taken":
-            self._do(buffer.trained(at(model.version + 1)))
+            self._do(buffer.trained(*at(model.version + 1)))
             model.train()
         if dies not in ("taken", "trained"):
-            self._do(buffer.journal.stepped(at(model.version), {"main": "digest"}))
+            self._do(buffer.journal.stepped(*at(model.version), "digest"))
         if dies is not None:
             self._crash(data)
             self._go_on(data)
@@ -223,18 +223,18 @@ class RecoveryMachine(RuleBasedStateMachine):
 
     def _go_on(self, data: Any) -> None:
         """Recover, redo and reopen, perhaps to die again before all of that is done."""
-        recovered, lives = self.run.start()
-        assert set(lives) == set(self.model.in_flight), "who plays goes on, who ended does not play again"
+        recovered, histories = self.run.start()
+        assert set(histories) == set(self.model.in_flight), "who plays goes on, who ended does not play again"
         if data.draw(st.booleans(), label="dies again"):
             self.run.worker_disk.crash(0)
             self.run.buffer_disk.crash(data.draw(st.integers(0, self.run.buffer_disk.num_pending)))
-            recovered, lives = self.run.start()
+            recovered, histories = self.run.start()
         first = self.run.checkpoint.step
         for number, batch in enumerate(self._do(self.run.redo(recovered)), first):
             if number == len(self.model.taken):  # its record was kept although nobody heard so
                 self.model.take(batch)
             assert as_seen(batch) == self.model.taken[number], "the same episodes in the same order"
-        assert first + len(recovered.redo) == len(self.model.taken)
+        assert first + len(recovered.redo.get("main", ())) == len(self.model.taken)
         self.model.train()
         if recovered.redo:
             self.model.loaded = self.model.version
@@ -242,4 +242,4 @@ class RecoveryMachine(RuleBasedStateMachine):
             self.model.loaded = self.run.checkpoint.step
         self.model.running = set(self.model.in_flight)
         for ticket in recovered.running:
-            self._do(self.run.open(ticket, lives[ticket.episode_id]))
+            self._do(self.run.open(ticket, histories[ticket.episode_id]))

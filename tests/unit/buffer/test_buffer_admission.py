@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,8 @@ CRASH = Failure(Boundary.ENVIRONMENT, "crashed", "gone")
         (8, 6, 0, 0, 64, 2, 2),  # places bind before staleness does
         (100, 4, 30, 2, 8, 2, 6),  # (2 + 2 + 1) * 8 - 34
         (100, 0, 41, 2, 8, 2, 0),  # never negative
+        (64, 60, 10**6, 0, 8, math.inf, 4),  # without a bound only places count
+        (64, 64, 0, 0, 8, math.inf, 0),
     ],
 )
 def test_admission_is_the_smaller_of_free_places_and_the_staleness_bound(
@@ -65,12 +68,12 @@ async def test_admission_waits_until_the_version_is_loaded_and_not_only_trained(
     buffer = make_buffer(BufferConfig(group_size=1, groups_per_step=1, max_staleness=0), [])
     [ticket] = await admit_all(buffer)
     await buffer.settle(build_episode(ticket, [(2, 0)]))
-    await buffer.take(at(0))
-    await buffer.trained(at(1))
+    await buffer.take(*at(0))
+    await buffer.trained(*at(1))
     assert await admit_all(buffer) == []
     waiting = asyncio.create_task(buffer.admit())
-    await buffer.loaded(at(1))
-    assert (await waiting).started_at == at(1)
+    await buffer.loaded(*at(1))
+    assert (await waiting).started_at == dict([at(1)])
 
 
 async def test_a_failed_episode_gives_its_place_back_to_its_own_next_attempt():
@@ -100,7 +103,7 @@ async def test_a_failed_member_of_a_group_that_trains_does_not_let_a_stale_one_i
     assert await admit_all(buffer) == []
     for ticket in (first, second):
         await buffer.settle(build_episode(ticket, [(2, 0)]))
-    batch = (await buffer.take(at(0)))["main"]
+    batch = await buffer.take(*at(0))
     assert [entry.episode_id for entry in batch.episodes] == [first.episode_id, second.episode_id]
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from buffer_states import at, make_buffer
+from buffer_states import at, frontier_of, make_buffer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,9 +71,9 @@ async def test_a_run_over_a_list_of_tasks_trains_each_once_an_epoch_and_so_does_
         )
         for ticket in [await buffer.admit() for _ in range(4)]:
             await buffer.settle(build_episode(ticket, [(2, step)], reward=float(ticket.member)))
-        await buffer.take(at(step))
-        await buffer.trained(at(step + 1))
-        frontier = buffer.frontier()
+        await buffer.take(*at(step))
+        await buffer.trained(*at(step + 1))
+        frontier = frontier_of(buffer, step + 1)
     tasks = [line.task for line in lines if line.member == 0]
     assert sorted(tasks[:5]) == sorted(tasks[5:]) == [f"fake/train/{n}" for n in range(5)]
     assert frontier == FrontierState(10)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from buffer_states import at, make_buffer
+from buffer_states import at, frontier_of, make_buffer
 from ledger_lines import dropped, trained
 
 from agentrl import codec
@@ -19,7 +19,7 @@ CRASH = Failure(Boundary.ENVIRONMENT, "crashed", "gone")
 
 def test_goodput_says_where_sampled_tokens_went():
     ledger = Ledger([].append)
-    ledger.trained(build_episode(build_ticket("a"), [(4, 0), (4, 0)]), trained_tokens=6, step=1)
+    ledger.trained(build_episode(build_ticket("a"), [(4, 0), (4, 0)]), trained_tokens=6, trained_by={"main": 1})
     ledger.dropped(build_episode(build_ticket("b"), [(2, 0)]), "no_spread", 1)
     assert ledger.goodput() == {
         "goodput/dropped_no_spread_fraction": 0.2,
@@ -33,7 +33,7 @@ def test_tokens_that_were_sampled_again_are_counted_beside_those_that_came():
     ledger = Ledger((lines := []).append)
     episode = build_episode(build_ticket("a"), [(4, 0), (4, 0)])
     turns = tuple(replace(turn, regenerated_tokens=turn.index + 1) for turn in episode.turns)
-    ledger.trained(replace(episode, turns=turns), trained_tokens=8, step=1)
+    ledger.trained(replace(episode, turns=turns), trained_tokens=8, trained_by={"main": 1})
     assert (lines[0].sampled_tokens, lines[0].regenerated_tokens) == (8, 3)
     assert ledger.tokens == {"trained": 8, "masked_stale": 0, "regenerated": 3}
 
@@ -50,7 +50,7 @@ def test_a_line_says_what_became_of_an_episode():
     episode = replace(build_episode(build_ticket("a", group=4, member=2), [(4, 0), (3, 0)], 0.5), seconds=1.23456)
     turns = tuple(replace(turn, environment_s=0.5 + turn.index) for turn in episode.turns)
     episode = replace(episode, turns=turns, stop_reason=StopReason.MAX_TURNS)
-    Ledger(lines.append).trained(episode, trained_tokens=4, step=9)
+    Ledger(lines.append).trained(episode, trained_tokens=4, trained_by={"main": 9})
     [line] = lines
     assert (line.episode_id, line.task, line.outcome, line.reason) == ("a", "fake/train/4", "trained", "")
     assert (line.group, line.member, line.attempt, line.stop, line.tool_s) == (4, 2, 0, "max_turns", 2.0)
@@ -62,7 +62,7 @@ def test_an_episode_of_which_nothing_is_known_is_written_off_once():
     ledger = Ledger((lines := []).append)
     for name in ("a", "b"):
         ledger.dispatched(build_ticket(name))
-    ledger.trained(build_episode(build_ticket("a"), [(1, 0)]), 1, 1)
+    ledger.trained(build_episode(build_ticket("a"), [(1, 0)]), 1, {"main": 1})
     ledger.write_off("run_ended", 1)
     ledger.write_off("run_ended", 1)
     assert [(line.episode_id, line.outcome, line.sampled_tokens, line.stop) for line in lines] == [
@@ -92,9 +92,9 @@ async def test_whatever_state_an_episode_is_in_at_the_end_it_has_one_line():
     taken, ready, half = tickets[0:2], tickets[4:6], tickets[6]
     for ticket in (*taken, *tickets[2:4], *ready, half):
         await buffer.settle(build_episode(ticket, [(2, 0)]))
-    await buffer.take(at(0))
-    await buffer.trained(at(1))
-    await buffer.take(at(1))
+    await buffer.take(*at(0))
+    await buffer.trained(*at(1))
+    await buffer.take(*at(1))
     await buffer.settle(replace(build_episode(tickets[8], [(1, 0)], None), failure=CRASH))
     await buffer.release(tickets[9])
     cut_off = build_episode(tickets[7], [(1, 0)], None)
@@ -107,4 +107,4 @@ async def test_whatever_state_an_episode_is_in_at_the_end_it_has_one_line():
     assert [ends[t.episode_id] for t in taken] == [("trained", "")] * 2
     assert ends.pop(tickets[8].episode_id) == ("dropped", "environment_crashed")
     assert [end for end in ends.values() if end[0] == "dropped"] == [("dropped", "run_ended")] * 7
-    assert buffer.frontier() == FrontierState(1)
+    assert frontier_of(buffer, 1) == FrontierState(1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.buffer.config import BufferConfig
-from agentrl.buffer.order import oldest_in_window
+from agentrl.buffer.order import in_window
 from agentrl.config.base import parse_config
 from agentrl.testing.builders import build_episode
 from agentrl.testing.clock import run_virtual
@@ -29,27 +29,27 @@ NUMBERS = st.sets(st.integers(0, 30))
     ],
 )
 def test_a_take_gets_the_oldest_that_are_not_too_far_ahead(ready, outstanding, window, expected):
-    assert oldest_in_window(dict.fromkeys(ready, 0), outstanding, 2, window) == expected
+    assert in_window(dict.fromkeys(ready, 0), outstanding, window)[:2] == expected
 
 
 def test_a_task_that_begins_anew_after_a_crash_is_as_young_as_its_beginning():
     """It has a low number; were it taken first, the older ones would grow too old for `wait`."""
-    assert oldest_in_window({5: 9, 6: 3, 7: 3, 8: 4}, [], 2, None) == [6, 7]
+    assert in_window({5: 9, 6: 3, 7: 3, 8: 4}, [], None) == [6, 7, 8, 5]
 
 
 @given(NUMBERS, NUMBERS, st.integers(1, 4), st.integers(1, 8))
 def test_nobody_overtakes_by_the_window_or_more_and_nobody_else_is_held_back(ready, outstanding, count, window):
     ready = ready - outstanding
-    chosen = oldest_in_window(dict.fromkeys(ready, 0), outstanding, count, window)
+    chosen = in_window(dict.fromkeys(ready, 0), outstanding, window)[:count]
     assert all(young - slow < window for young in chosen for slow in outstanding)
     refused = sorted(ready - set(chosen))
     assert all(young > old for young in refused for old in chosen)
     assert len(chosen) == count or all(young - min(outstanding) >= window for young in refused)
 
 
-@given(NUMBERS, st.integers(1, 4), st.integers(1, 8))
-def test_once_nothing_is_outstanding_the_window_holds_nothing_back(ready, count, window):
-    assert oldest_in_window(dict.fromkeys(ready, 0), [], count, window) == sorted(ready)[:count]
+@given(NUMBERS, st.integers(1, 8))
+def test_once_nothing_is_outstanding_the_window_holds_nothing_back(ready, window):
+    assert in_window(dict.fromkeys(ready, 0), [], window) == sorted(ready)
 
 
 def test_a_window_that_holds_less_than_a_step_is_refused():
@@ -64,11 +64,11 @@ async def test_a_step_waits_for_the_slow_group_that_it_would_overtake_too_far():
     slow, near, far, _ = [await buffer.admit() for _ in range(4)]
     for ticket in (near, far):
         await buffer.settle(build_episode(ticket, [(2, 0)]))
-    assert [e.episode_id for e in (await buffer.take(at(0)))["main"].episodes] == [near.episode_id]
-    await buffer.trained(at(1))
-    assert await attempt(buffer.take(at(1))) is None
+    assert [e.episode_id for e in (await buffer.take(*at(0))).episodes] == [near.episode_id]
+    await buffer.trained(*at(1))
+    assert await attempt(buffer.take(*at(1))) is None
     await buffer.settle(build_episode(slow, [(2, 0)]))
-    assert [e.episode_id for e in (await buffer.take(at(1)))["main"].episodes] == [slow.episode_id]
+    assert [e.episode_id for e in (await buffer.take(*at(1))).episodes] == [slow.episode_id]
 
 
 @given(
@@ -100,9 +100,9 @@ def test_no_take_waits_for_ever_whatever_is_slow_or_filtered(seconds, staleness,
 
         producing = asyncio.create_task(produce())
         for step in range(8):
-            await buffer.take(at(step))
-            await buffer.trained(at(step + 1))
-            await buffer.loaded(at(step + 1))
+            await buffer.take(*at(step))
+            await buffer.trained(*at(step + 1))
+            await buffer.loaded(*at(step + 1))
         producing.cancel()
         await asyncio.wait([producing])
 

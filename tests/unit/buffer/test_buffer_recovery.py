@@ -45,7 +45,8 @@ def without_dropped(recovered: Recovered) -> Recovered:
 
 
 def with_youngest_first(recovered: Recovered) -> Recovered:
-    return replace(recovered, redo=tuple(replace(s, groups=s.groups[::-1]) for s in recovered.redo))
+    steps = recovered.redo.get("main", ())
+    return replace(recovered, redo={"main": tuple(replace(step, groups=step.groups[::-1]) for step in steps)})
 
 
 @pytest.mark.parametrize(

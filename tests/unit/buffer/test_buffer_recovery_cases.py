@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from buffer_states import at, attempt
+from buffer_states import at, attempt, frontier_of
 from crashing_run import CrashingRun, DiedError
 
 from agentrl.buffer.config import BufferConfig
@@ -31,7 +31,7 @@ async def die_in_take(num_lost: int) -> tuple[CrashingRun, Recovered, list[str]]
     names = await play_all(run, {0: 0.0, 1: 1.0})
     run.buffer_disk.dies_in_append = True
     with pytest.raises(DiedError):
-        await run.buffer.take(at(0))
+        await run.buffer.take(*at(0))
     run.buffer_disk.crash(num_lost)
     recovered, _ = run.start()
     return run, recovered, names
@@ -47,7 +47,7 @@ async def test_a_drop_that_a_checkpoint_saw_and_no_record_kept_is_not_on_the_led
     recovered, _ = run.start()
     assert (recovered.groups, recovered.dropped) == ((), ())
     assert [line.episode_id for line in run.lines] == names
-    assert run.buffer.frontier() == FrontierState(1)
+    assert frontier_of(run.buffer, 1) == FrontierState(1)
     assert [ticket.group for ticket in [await run.buffer.admit()]] == [1]
 
 
@@ -55,13 +55,13 @@ async def test_a_step_whose_record_was_kept_is_done_though_the_trainer_never_hea
     run, recovered, names = await die_in_take(num_lost=0)
     [batch] = await run.redo(recovered)
     assert [episode.episode_id for episode in batch.episodes] == names
-    assert run.buffer.frontier() == FrontierState(1)
+    assert frontier_of(run.buffer, 1) == FrontierState(1)
 
 
 async def test_a_step_whose_record_was_lost_is_taken_anew():
     run, recovered, names = await die_in_take(num_lost=1)
-    assert recovered.redo == ()
-    batch = (await run.buffer.take(at(0)))["main"]
+    assert recovered.redo == {}
+    batch = await run.buffer.take(*at(0))
     assert [episode.episode_id for episode in batch.episodes] == names
 
 
@@ -73,8 +73,8 @@ async def test_an_episode_goes_on_behind_its_last_reply_on_record():
     for tokens in (2, 3, 1):
         await run.playing[ticket.episode_id].reply(tokens, 0)
     run.worker_disk.crash(num_lost=1)
-    recovered, lives = run.start()
+    recovered, histories = run.start()
     assert recovered.running == (ticket,)
-    await run.open(ticket, lives[ticket.episode_id])
+    await run.open(ticket, histories[ticket.episode_id])
     assert run.playing[ticket.episode_id].replies == [(2, 0), (3, 0)]
     assert run.buffer.num_running == 1

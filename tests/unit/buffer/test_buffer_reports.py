@@ -57,7 +57,7 @@ def test_of_an_episode_that_a_resumed_run_played_again_the_last_line_counts():
 
 def test_nothing_ended_is_no_cohort_and_no_bias():
     assert closed_cohort([]) == []
-    report = bias([dropped(0)])
+    [report] = bias([dropped(0)])
     assert (report.num_dispatched, report.num_trained, report.comparisons) == (1, 0, ())
 
 
@@ -68,7 +68,7 @@ def test_bias_compares_what_was_trained_with_all_that_was_dispatched():
         trained(1, 0, tokens=20, turns=3, tool_s=2.0, reward=1.0),
         trained(1, 1, tokens=20, masked=20, turns=3, tool_s=2.0, reward=1.0),  # nothing of it entered a loss
     ]
-    report = bias(lines)
+    [report] = bias(lines)
     assert (report.num_dispatched, report.num_trained) == (4, 2)
     means = {c.measure: (c.dispatched_mean, c.trained_mean) for c in report.comparisons}
     assert means == {
@@ -81,15 +81,25 @@ def test_bias_compares_what_was_trained_with_all_that_was_dispatched():
     assert [c.ratio for c in report.comparisons] == pytest.approx([0.75, 0.625, 2.5 / 3, 0.75, 1.0])
 
 
+def test_environments_are_compared_each_by_itself():
+    """Of the short ones every second is dropped whatever its length: together they would look like a bias."""
+    long = [trained(n, tokens=100, environment="long") for n in range(0, 40, 2)]
+    short = [(trained if n % 4 == 1 else dropped)(n, tokens=10, environment="short") for n in range(1, 40, 2)]
+    of_long, of_short = bias([*short, *long])
+    assert (of_long.environment, of_long.num_dispatched, of_long.num_trained) == ("long", 20, 20)
+    assert (of_short.environment, of_short.num_dispatched, of_short.num_trained) == ("short", 20, 10)
+    assert [report.comparisons[0].ratio for report in (of_long, of_short)] == [1.0, 1.0]
+
+
 def test_a_group_without_rewards_has_no_difficulty_and_is_left_out_of_it_alone():
     lines = [trained(0, reward=0.25), dropped(1, reason="environment_crashed", reward=None, tokens=30)]
-    comparisons = {c.measure: c for c in bias(lines).comparisons}
+    comparisons = {c.measure: c for c in bias(lines)[0].comparisons}
     assert comparisons["difficulty"].dispatched_mean == 0.75
     assert comparisons["length"].dispatched_mean == 20
 
 
 def test_where_everything_is_trained_the_interval_is_a_point():
-    [length, *_] = bias([trained(n, tokens=n + 1) for n in range(20)]).comparisons
+    [length, *_] = bias([trained(n, tokens=n + 1) for n in range(20)])[0].comparisons
     assert (length.ratio, length.ratio_low, length.ratio_high, length.ks) == (1.0, 1.0, 1.0, 0.0)
 
 

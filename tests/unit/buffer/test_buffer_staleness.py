@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,23 @@ def test_tokens_of_a_span_older_than_the_bound_are_masked_and_the_rest_trains():
     assert view.staleness.tolist() == [0, 3, 3, 0, 0, 1, 1, 1]
     assert view.loss_mask.tolist() == [False, False, False, False, False, True, True, True]
     assert oldest_staleness([view]) == 3
+
+
+def test_without_a_bound_every_sampled_token_trains_and_says_its_age():
+    episode = build_episode(build_ticket(), [(2, 0), (3, 4)], prompt_tokens=1)
+    [view] = train_view(episode, "main", PolicyVersion(0, 1000), math.inf)
+    assert view.loss_mask.tolist() == view.trajectory.sampled.tolist()
+    assert view.staleness.tolist() == [0, 1000, 1000, 0, 0, 996, 996, 996]
+    assert not view.fresh.any()
+
+
+def test_tokens_of_lost_weights_ahead_of_these_train_only_without_a_bound():
+    episode = build_episode(build_ticket(), [(2, 7)], prompt_tokens=1)
+    later = PolicyVersion(1, 5)
+    [bounded], [unbounded] = (train_view(episode, "main", later, bound) for bound in (1, math.inf))
+    assert (bounded.loss_mask.tolist(), bounded.staleness.tolist()) == ([False] * 3, [0, 2, 2])
+    assert (unbounded.loss_mask.tolist(), unbounded.staleness.tolist()) == ([False, True, True], [0, 1, 1])
+    assert not unbounded.fresh.any()
 
 
 def test_a_reply_that_two_versions_wrote_is_masked_up_to_the_swap():
@@ -96,6 +114,7 @@ def test_a_shared_prefix_counts_once_among_the_trained_tokens():
         ({2: 4, 3: 4}, 3, 2, 4, True),  # 4 of 4 places, then 8 of 8
         ({2: 3, 3: 6}, 3, 2, 4, False),  # the younger fill the places of the second step: 9 of 8
         ({}, 7, 0, 1, True),
+        ({0: 100}, 7, math.inf, 1, True),
     ],
 )
 def test_a_take_is_legal_if_what_it_leaves_behind_still_fits(outstanding, version, staleness, batch, expected):

@@ -58,7 +58,7 @@ async def test_groups_in_which_too_many_episodes_fail_end_the_run_although_other
     """Failures are never in a row here, so no other count ends it."""
     config = BufferConfig(group_size=2, groups_per_step=1, max_staleness=0, max_filtered_groups=3)
     buffer = make_buffer(config, [], failures=2)
-    take = asyncio.create_task(buffer.take(at(0)))
+    take = asyncio.create_task(buffer.take(*at(0)))
     for _ in range(2):
         await buffer.settle(failed(await buffer.admit()))
         await buffer.settle(build_episode(await buffer.admit(), [(2, 0)]))
@@ -77,7 +77,7 @@ async def test_a_filter_that_starves_the_step_ends_it_although_every_place_is_in
     buffer = make_buffer(config, [], places=places)
     for _ in range(num_slow):
         await buffer.admit()
-    take = asyncio.create_task(buffer.take(at(0)))
+    take = asyncio.create_task(buffer.take(*at(0)))
     with pytest.raises(StalledError, match="filter 'spread' dropped 3 groups"):
         await fill_with_groups_that_agree(buffer, num_running=min(places, 4))
     with pytest.raises(StalledError, match="filter 'spread' dropped 3 groups"):
@@ -101,9 +101,11 @@ def test_a_step_that_times_out_names_the_filter_that_dropped_what_came():
             for ticket in [await buffer.admit() for _ in range(2)]:
                 await buffer.settle(build_episode(ticket, [(2, 0)], 1.0))
         _hung = [await buffer.admit() for _ in range(2)]
-        await buffer.take(at(0))
+        await buffer.take(*at(0))
 
-    with pytest.raises(StalledError, match=r"step 0 waited 60 s .* filter 'spread' dropped 2 groups; .* last failure"):
+    with pytest.raises(
+        StalledError, match=r"step 0 .* waited 60 s .* filter 'spread' dropped 2 groups; .* last failure"
+    ):
         run_virtual(starve())
 
 

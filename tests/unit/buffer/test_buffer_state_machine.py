@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from agentrl.testing.builders import build_episode
 from agentrl.types.errors import Boundary, Failure
 
 CRASH = Failure(Boundary.ENVIRONMENT, "crashed", "gone")
+BOUNDS = (1, 2, 0, "unbounded")
 
 
 class BufferMachine(RuleBasedStateMachine):
@@ -24,7 +26,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.lines: list[LedgerLine] = []
 
-    @initialize(config=configs([None, 0, 1, 4]), places=st.sampled_from([12, 5, 1]), attempts=st.integers(1, 2))
+    @initialize(config=configs([None, 0, 1, 4], BOUNDS), places=st.sampled_from([12, 5, 1]), attempts=st.integers(1, 2))
     def begin(self, config, places, attempts):
         self.model = BufferModel(config, places, attempts)
         self.buffer = make_buffer(config, self.lines, places, attempts)
@@ -35,7 +37,7 @@ class BufferMachine(RuleBasedStateMachine):
         ticket = self.loop.run_until_complete(attempt(self.buffer.admit()))
         assert (ticket is not None) == expected
         if ticket is not None:
-            assert ticket.started_at == at(self.model.loaded)
+            assert ticket.started_at == dict([at(self.model.loaded)])
             self.model.admit(ticket)
 
     @precondition(lambda self: self.model.in_flight)
@@ -66,7 +68,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule()
     def load(self):
-        self.loop.run_until_complete(self.buffer.loaded(at(self.model.version)))
+        self.loop.run_until_complete(self.buffer.loaded(*at(self.model.version)))
         self.model.loaded = self.model.version
 
     @rule()
@@ -76,8 +78,9 @@ class BufferMachine(RuleBasedStateMachine):
         if not self.model.in_flight:
             return
         slow = next(iter(self.model.in_flight.values()))
-        for _ in range(self.model.config.max_staleness + 2):
-            for _ in range(2 * self.model.bound):
+        is_bounded = math.isfinite(self.model.bound)
+        for _ in range(self.model.config.max_staleness + 2 if is_bounded else 3):
+            for _ in range(2 * self.model.bound if is_bounded else 2 * self.model.places):
                 if self.model.may_admit():
                     self.admit()
                 quick = [ticket for name, ticket in self.model.in_flight.items() if name != slow.episode_id]
@@ -92,7 +95,7 @@ class BufferMachine(RuleBasedStateMachine):
     def let_all_end_well(self):
         """Whatever failed before: once everything in flight ends well, a step can be taken."""
         self.load()
-        while self.model.may_admit() or self.model.in_flight:
+        while self._is_unfinished():
             while self.model.may_admit():
                 self.admit()
             for ticket in list(self.model.in_flight.values()):
@@ -116,6 +119,12 @@ class BufferMachine(RuleBasedStateMachine):
         assert all(line.outcome == "dropped" for line in self.lines if line.episode_id in self.model.failed)
         self.loop.close()
 
+    def _is_unfinished(self) -> bool:
+        """Whether episodes are to come before a step; without a bound they never end, so a step is enough."""
+        if math.isfinite(self.model.bound):
+            return self.model.may_admit() or bool(self.model.in_flight)
+        return bool(self.model.in_flight) or not self.model.may_take()
+
     def _choose(self, data):
         return self.model.in_flight[data.draw(st.sampled_from(sorted(self.model.in_flight)))]
 
@@ -125,14 +134,14 @@ class BufferMachine(RuleBasedStateMachine):
         self.model.settle(ticket, episode)
 
     def _take(self) -> bool:
-        batches = self.loop.run_until_complete(attempt(self.buffer.take(at(self.model.version))))
-        if batches is None:
+        batch = self.loop.run_until_complete(attempt(self.buffer.take(*at(self.model.version))))
+        if batch is None:
             assert self.model.config.staleness == "wait" or not self.model.may_take()
             return False
-        entries = batches["main"].episodes
+        entries = batch.episodes
         assert not {entry.episode_id for entry in entries} & self.model.failed
-        self.model.take(batches["main"])
-        self.loop.run_until_complete(self.buffer.trained(at(self.model.version)))
+        self.model.take(batch)
+        self.loop.run_until_complete(self.buffer.trained(*at(self.model.version)))
         return True
 
 

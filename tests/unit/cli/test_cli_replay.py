@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,32 +13,37 @@ from typer.testing import CliRunner
 from agentrl.buffer.staleness import train_view
 from agentrl.cli.main import app
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.replay import Comparison, StepReplay
 from agentrl.orchestration.replay_plan import ReplayPlan
 from agentrl.orchestration.run_directory import RunDirectory
-from agentrl.orchestration.token_fates import EpisodeFates, dropped_branches, explained_branch
+from agentrl.orchestration.step_replay import Comparison, StepReplay
+from agentrl.orchestration.token_status import ExplainedEpisode, dropped_branches, explained_branch
 from agentrl.testing.builders import build_episode, build_ticket
 from agentrl.tokens.tokenizer import FastTokenizer
-from agentrl.types.explanation import Fate, TokenTerms
+from agentrl.types.explanation import TokenStatus, TokenTerms
 from agentrl.types.version import PolicyVersion
 
 V2 = PolicyVersion(0, 2)
 LOSS = Comparison("trainer/loss", 0.25, 0.25)
 
 
-def episodes() -> tuple[EpisodeFates, ...]:
+def episodes() -> tuple[ExplainedEpisode, ...]:
     """One with a kept, a clipped and two stale tokens behind a prompt of three, and one that failed."""
     episode = build_episode(build_ticket("train-000000-0"), [(2, 0), (2, 2)], reward=1.0)
     (view,) = train_view(episode, "main", V2, max_staleness=1)
     columns = (np.array(values, np.float32) for values in ([-0.25, -0.125], [1.28, 1.5], [0.75, 2.0], [1.0, 1.0]))
-    branch = explained_branch(view, TokenTerms(*columns, (Fate.KEPT, Fate.CLIPPED_HIGH)))
+    branch = explained_branch(view, TokenTerms(*columns, (TokenStatus.KEPT, TokenStatus.CLIPPED_HIGH)))
     failed = build_episode(build_ticket("train-000000-1", member=1), [(4, 0)], reward=None)
     dropped = dropped_branches(failed, "main", V2, 1, "environment_died")
-    return EpisodeFates(episode, 0, 0.5, (branch,)), EpisodeFates(failed, 0, None, dropped)
+    return (
+        ExplainedEpisode(episode, 0, {"agent": 1.0}, {"agent": 0.5}, (branch,)),
+        ExplainedEpisode(failed, 0, {}, {}, dropped),
+    )
 
 
-def replay_of(*comparisons: Comparison, differences: tuple[str, ...] = ()) -> StepReplay:
-    return StepReplay(ReplayPlan(3, V2, None, ()), episodes(), comparisons, differences)
+def replay_of(
+    *comparisons: Comparison, differences: tuple[str, ...] = (), of: tuple[ExplainedEpisode, ...] | None = None
+) -> StepReplay:
+    return StepReplay(ReplayPlan(3, V2, None, ()), of or episodes(), comparisons, differences)
 
 
 def joined(lines: list[list[str]]) -> str:
@@ -64,7 +70,7 @@ def show(run: Path, monkeypatch: pytest.MonkeyPatch):
         async def replay_step(*_arguments) -> StepReplay:
             return replay
 
-        monkeypatch.setattr("agentrl.orchestration.replay.replay_step", replay_step)
+        monkeypatch.setattr("agentrl.orchestration.step_replay.replay_step", replay_step)
         result = CliRunner().invoke(app, ["replay", str(run), "3", *options])
         assert result.exit_code == 0, result.output
         return [line.split() for line in result.output.splitlines()]
@@ -72,7 +78,7 @@ def show(run: Path, monkeypatch: pytest.MonkeyPatch):
     return shown
 
 
-def test_fates_add_up_over_all_episodes(show):
+def test_statuses_add_up_over_all_episodes(show):
     lines = show(replay_of(LOSS))
     # Prompts of 3, a context of 2, and 4 sampled tokens in each episode.
     assert [line[:-1] for line in lines if line[:1] in (["prompt"], ["dropped:"])] == [
@@ -113,10 +119,20 @@ def test_a_step_without_a_record_is_not_said_to_be_equal(show):
 
 def test_an_episode_has_a_row_for_every_sampled_token(show):
     lines = show(replay_of(LOSS), "--episode", "train-000000-0")
+    assert ["reward", "1.0;", "advantage", "+0.5000"] in lines
     table = lines[next(n for n, line in enumerate(lines) if line[:2] == ["branch", "position"]) + 1 :]
     ends = [(line[1], line[-1]) for line in table if line]
     assert ends == [("3", "stale"), ("4", "stale"), ("7", "kept"), ("8", "high")]
     assert table[2][-8:] == ["0", "-0.5000", "-0.2500", "1.2800", "0.7500", "0.5000", "1.0000", "kept"]
+
+
+def test_rewards_and_advantages_of_several_agents_are_those_of_each(show):
+    alone, _ = episodes()
+    both = dataclasses.replace(alone, rewards={"white": 1.0, "black": 0.0}, advantages={"white": 0.5, "black": -0.25})
+    table = joined(show(replay_of(LOSS, of=(both,))))
+    assert "train-000000-0 white 1.000, black 0.000 white +0.500, black -0.250 4" in table
+    episode = joined(show(replay_of(LOSS, of=(both,)), "--episode", "train-000000-0"))
+    assert "reward white 1.0, black 0.0; advantage white +0.5000, black -0.2500" in episode
 
 
 def test_text_of_tokens_is_never_read_as_markup(show, monkeypatch):
@@ -130,7 +146,7 @@ def test_every_token_has_a_line_of_json(show, tmp_path):
     file = tmp_path / "tokens.jsonl"
     show(replay_of(LOSS), "--json", str(file))
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["fate"] for row in rows if row["episode"] == "train-000000-1"] == [
+    assert [row["status"] for row in rows if row["episode"] == "train-000000-1"] == [
         *["prompt"] * 3,
         *["dropped: environment_died"] * 4,
     ]

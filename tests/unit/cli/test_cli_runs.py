@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,9 @@ from typer.testing import CliRunner
 from agentrl import codec
 from agentrl.buffer.ledger import LedgerLine
 from agentrl.cli.main import app
+from agentrl.journal.claim import Claim
+from agentrl.orchestration.run_directory import RunDirectory, RunState, RunStatus
+from agentrl.types.version import PolicyVersion
 
 
 def line(group: int, member: int, tokens: int, reason: str = "", masked: int = 0) -> LedgerLine:
@@ -120,3 +126,33 @@ def test_what_is_no_run_is_one_message(tmp_path):
     result = CliRunner().invoke(app, ["runs", "bias", str(tmp_path)])
     assert result.exit_code == 1
     assert "is no run folder" in result.output
+
+
+@pytest.mark.parametrize("status", ["running", "killed"])
+def test_a_run_whose_process_is_gone_is_not_running(run, status):
+    """The claim names when its process began: number 1 lives, but is another one."""
+    directory = RunDirectory(run)
+    directory.write_state(RunState(RunStatus.RUNNING, {"main": PolicyVersion(0, 3)}))
+    claim = Claim.take(directory.journal)
+    file = directory.journal / f"claim-{claim.token:06d}.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pid": os.getpid() if status == "running" else 1}))
+    assert rows(call("runs", run.parent))[1] == ["demo-seed0", status, "0.3"]
+
+
+def test_a_run_of_several_policies_is_listed_with_all_of_them(run):
+    versions = {"speaker": PolicyVersion(0, 3), "listener": PolicyVersion(0, 4)}
+    RunDirectory(run).write_state(RunState(RunStatus.FINISHED, versions))
+    (run / "metrics.jsonl").write_text('{"step": 3, "speaker/eval/reward_mean": 0.5}\n')
+    assert " ".join(rows(call("runs", run.parent))[1][2:]) == "speaker 0.3, listener 0.4 speaker 0.500"
+
+
+def test_bias_has_a_table_for_each_of_several_environments(run):
+    lines = [replace(one, environment="sql" if one.group == 0 else "web") for one in LINES]
+    (run / "ledger.jsonl").write_bytes(b"".join(codec.to_json(one) + b"\n" for one in lines))
+    shown = rows(call("runs", "bias", run))
+    assert [row for row in shown if row[0].endswith(":")] == [
+        ["sql:", "2", "of", "2", "episodes", "trained"],
+        ["web:", "0", "of", "2", "episodes", "trained"],
+    ]
+    assert len([row for row in shown if row[0] == "length"]) == 1
+    assert shown[-1][:4] == ["nothing", "to", "compare", "yet:"]

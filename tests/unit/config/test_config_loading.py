@@ -79,7 +79,7 @@ def test_a_file_that_is_no_toml_is_refused_by_name(tmp_path, content):
 
 
 def test_a_missing_recipe_is_told_with_where_recipes_are(tmp_path):
-    with pytest.raises(ConfigError, match=r"no recipe at .*none\.toml; .*environments"):
+    with pytest.raises(ConfigError, match=r"no recipe at .*none\.toml; .*sql/demo"):
         load_table(tmp_path / "none.toml")
 
 

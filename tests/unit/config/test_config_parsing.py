@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from agentrl.algorithms.config import AlgorithmConfig, IcePopConfig, PpoConfig, TisConfig
 from agentrl.config.base import ConfigModel, parse_config
@@ -120,3 +120,72 @@ def test_a_configuration_cannot_be_changed():
 def test_a_configuration_survives_a_dump():
     config = parse_config(AlgorithmConfig, {"loss": {"kind": "dppo", "kl_weight": 0.5}, "advantage": "dr_grpo"}, "x")
     assert AlgorithmConfig.model_validate(config.model_dump()) == config
+
+
+class Sender(ConfigModel):
+    kind: Literal["sender"] = "sender"
+
+
+class Reader(ConfigModel):
+    kind: Literal["reader"]
+    batch_tokens: int = 8
+
+
+class Forked(ConfigModel):
+    way: Annotated[Sender | Reader, Field(discriminator="kind")] = Sender()
+    inner: Inner = Inner()
+    low: int = 0
+    high: int = 1
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Forked:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
+
+
+def test_a_kind_alone_stands_for_a_section_of_that_kind():
+    assert parse_config(Forked, {"way": "reader"}, "recipe.toml").way == Reader(kind="reader")
+    assert "'sender', 'reader'" in refused(Forked, {"way": "writer"})
+
+
+def test_a_name_that_lies_deeper_or_is_abbreviated_is_found():
+    assert refused(Forked, {"lr": 1}).endswith("unknown key 'lr'; did you mean 'inner.learning_rate'?")
+    assert refused(Forked, {"learning_rate": 1}).endswith("did you mean 'inner.learning_rate'?")
+    assert refused(Forked, {"inner": {"lr": 1}}).endswith("unknown key 'inner.lr'; did you mean 'learning_rate'?")
+
+
+def test_a_name_that_is_hardly_alike_is_no_hint():
+    assert "did you mean 'optimizer.learning_rate'?" in refused(TrainerConfig, {"lr": 1.0})
+
+
+def test_a_rule_over_several_values_does_not_print_the_section():
+    assert refused(Forked, {"low": 3}) == "recipe.toml: low 3 is above high 1"
+
+
+def test_a_missing_value_is_named_and_nothing_else_is_printed():
+    assert "recipe.toml: steps is missing" in refused(RunConfig, {"name": "x", "policies": {}, "environments": {}})
+
+
+def test_long_values_are_shortened():
+    assert len(refused(Outer, {"steps": "x" * 10_000})) < 200
+
+
+def test_an_override_is_blamed_for_what_it_sets_and_the_recipe_for_the_rest():
+    values = {"way": {"kind": "reader", "batch_tokens": "many"}, "low": "few"}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(Forked, values, "recipe.toml", ["way.kind=reader", "way.batch_tokens=many"])
+    of_override, of_recipe = sorted(str(caught.value).splitlines())
+    assert of_override.startswith("override 'way.batch_tokens=many': way.reader.batch_tokens: ")
+    assert of_recipe.startswith("recipe.toml: low: ")
+
+
+@pytest.mark.parametrize("name", ["../../x", "", "a/b", ".hidden", "x" * 200])
+def test_a_run_whose_name_cannot_be_a_folders_is_refused(name):
+    values = {"name": name, "steps": 1, "environment": {"name": "sql"}, "policies": {"main": {"model": "m"}}}
+    assert "cannot name a folder" in refused(RunConfig, values)
+
+
+def test_a_policy_whose_name_cannot_be_a_folders_is_refused():
+    values = {"name": "x", "steps": 1, "environment": {"name": "sql"}, "policies": {"../main": {"model": "m"}}}
+    assert "cannot name a folder" in refused(RunConfig, values)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.registry import ENVIRONMENTS, Plugin, list_plugins, load_plugin, shipped_file
+from agentrl.registry import ENVIRONMENTS, SCAFFOLDS, Plugin, is_shipped, list_plugins, load_plugin, shipped_file
 from agentrl.types.errors import ConfigError
 
 GROUP = "agentrl.tests"
@@ -42,6 +42,16 @@ def test_listing_names_owner_and_target_and_imports_nothing(install):
 
 def test_the_built_in_environment_is_found_like_any_other():
     assert Plugin("sql", "agentrl_environments.sql:definition", "agentrl") in list_plugins(ENVIRONMENTS)
+
+
+def test_what_comes_with_agentrl_is_told_from_what_others_wrote_and_not_imported(install):
+    install("plug", joiner="plugin_that_is_not_there:join")
+    assert is_shipped(SCAFFOLDS, "tool_calling")
+    assert is_shipped(SCAFFOLDS, "agentrl_scaffolds.tool_calling:ToolCalling")
+    assert not is_shipped(SCAFFOLDS, "my_scaffolds.tools:Mine")
+    assert not is_shipped(GROUP, "joiner")
+    with pytest.raises(ConfigError, match="did you mean 'tool_calling'"):
+        is_shipped(SCAFFOLDS, "tool_caling")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(install):

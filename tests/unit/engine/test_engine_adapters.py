@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-import json
+import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ import torch
 from safetensors.torch import save
 from stepping import make_scheduler
 
-from agentrl.engine import adapters
+from agentrl.engine import adapters, files
 from agentrl.engine.adapters import AdapterService
 from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
-from agentrl.engine.peft import read_adapter
 from agentrl.engine.request import BadRequestError
 from tests.integration.lora_adapters import MadeAdapter, make_adapter
 
@@ -50,29 +50,23 @@ class Served:
         return torch.allclose(outputs[1] - outputs[0], expected, atol=tolerance)
 
 
-def _versions(model: Path, folder: Path, count: int, **settings: Any) -> list[MadeAdapter]:
-    return [make_adapter(model, folder / f"v{seed}", seed, **settings) for seed in range(1, count + 1)]
+KINDS: list[dict[str, Any]] = [{}, {"rank": 2}, {"rank": 8}, {"modules": ("up_proj",)}, {"alpha": 2.0}, {}]
 
 
-async def test_each_version_is_served_while_the_one_before_it_is_still_used(tiny_model: Path, tmp_path: Path) -> None:
-    served, before = Served(tiny_model), None
-    for number, version in enumerate(_versions(tiny_model, tmp_path, 6)):
-        serial = await served.load(f"v{number}", version.folder)
-        assert served.serves(serial, version)
-        if before is not None:
-            assert served.serves(*before)
-            await served.unload(f"v{number - 1}")
-        before = serial, version
+def _versions(model: Path, folder: Path, count: int) -> list[MadeAdapter]:
+    return [make_adapter(model, folder / f"v{n}", seed=n, **settings) for n, settings in enumerate(KINDS[:count])]
 
 
-@pytest.mark.parametrize("settings", [{}, {"rank": 2}, {"rank": 8}, {"modules": ("up_proj",)}, {"alpha": 2.0}])
-async def test_more_adapters_than_there_is_room_for_are_served_together_whatever_their_kind(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+async def test_each_version_is_served_while_those_before_it_are_still_used_whatever_their_kinds(
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    served, versions = Served(tiny_model), _versions(tiny_model, tmp_path / "usual", 5)
-    versions[2] = make_adapter(tiny_model, tmp_path / "other", 9, **settings)
-    serials = [await served.load(f"v{number}", version.folder) for number, version in enumerate(versions)]
-    assert all(served.serves(serial, version) for serial, version in zip(serials, versions, strict=True))
+    served, used = Served(tiny_model), []
+    for number, version in enumerate(_versions(tiny_model, tmp_path, len(KINDS))):
+        used.append((await served.load(f"v{number}", version.folder), version))
+        assert all(served.serves(*pair) for pair in used)
+        if number >= 2:
+            await served.unload(f"v{number - 2}")
+            del used[0]
 
 
 async def test_an_engine_of_another_dtype_converts_adapters(tiny_model: Path, tmp_path: Path) -> None:
@@ -95,30 +89,46 @@ async def test_a_disk_that_does_not_answer_is_given_up_and_the_next_adapter_is_s
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, (silent, version) = Served(tiny_model), _versions(tiny_model, tmp_path, 2)
-    config = silent.folder / "adapter_config.json"
-    config.unlink()
-    os.mkfifo(config)
-    monkeypatch.setattr(adapters, "_READ_S", 0.2)
-    with pytest.raises(BadRequestError, match="its disk does not answer"):
-        await served.load("silent", silent.folder)
-    monkeypatch.setattr(adapters, "_READ_S", 60.0)
+    answers = threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_STALL_S", 0.2)
+        patched.setattr(adapters, "read_adapter", lambda *_arguments: answers.wait(60.0))
+        with pytest.raises(BadRequestError, match="its disk does not answer"):
+            await served.load("silent", silent.folder)
     assert served.serves(await served.load("next", version.folder), version)
     assert list(served.service.sources()) == ["next"]
-    config.write_text("{}")  # lets the thread end that reads it
+    answers.set()
 
 
-@pytest.mark.parametrize("content", [b"", b"\x08\x00damage", (2**62).to_bytes(8, "little") + b"{}", save({})[:-1]])
-def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
-    (tmp_path / "adapter_model.safetensors").write_bytes(content)
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+async def test_a_pipe_in_place_of_a_file_is_refused_at_once(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    served, (version,) = Served(tiny_model), _versions(tiny_model, tmp_path, 1)
+    (version.folder / name).unlink()
+    os.mkfifo(version.folder / name)
+    with pytest.raises(BadRequestError, match=f"{name} is no regular file"):
+        async with asyncio.timeout(5.0):
+            await served.load("pipe", version.folder)
+
+
+CONFIG, MATRICES = b'{"r": 2, "lora_alpha": 4}', save({"a": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("config", "matrices"),
+    [
+        (None, MATRICES),
+        (b"{", MATRICES),
+        (CONFIG, b""),
+        (CONFIG, b"\x08\x00damage"),
+        (CONFIG, (2**62).to_bytes(8, "little") + b"{}"),
+        (CONFIG, save({})[:-1]),
+    ],
+)
+async def test_a_damaged_folder_is_refused(
+    tiny_model: Path, tmp_path: Path, config: bytes | None, matrices: bytes
+) -> None:
+    if config is not None:
+        (tmp_path / "adapter_config.json").write_bytes(config)
+    (tmp_path / "adapter_model.safetensors").write_bytes(matrices)
     with pytest.raises(BadRequestError, match=f"the adapter in {tmp_path} cannot be read: "):
-        read_adapter(tmp_path, max_rank=8)
-
-
-@pytest.mark.parametrize("content", [None, "{"])
-def test_a_folder_without_a_configuration_is_refused(tmp_path: Path, content: str | None) -> None:
-    (tmp_path / "adapter_model.safetensors").write_bytes(save({"a": torch.ones(2)}))
-    if content is not None:
-        (tmp_path / "adapter_config.json").write_text(content)
-    with pytest.raises(BadRequestError, match="cannot be read"):
-        read_adapter(tmp_path, max_rank=8)
+        await Served(tiny_model).load("damaged", tmp_path)

@@ -99,6 +99,8 @@ def _tokens(piece: bytes) -> list[int]:
         (("POST /generate", {}), 400),
         (("POST /generate", b"["), 400),
         (("POST /pause_generation", b"[]"), 400),
+        (("POST /pause_generation", {"mode": "drain"}), 400),
+        (("POST /pause_generation", {"mode": ["abort"]}), 400),
         (("POST /pause_generation", {"mode": "abort"}), 200),
     ],
 )
@@ -184,6 +186,9 @@ async def test_a_slow_reader_gets_no_piece_before_it_has_taken_the_last_and_then
     first, last, done, end = client.bodies
     assert len(_tokens(first)) < 40
     assert len(_tokens(last)) == 40
+    meta = orjson.loads(last.removeprefix(b"data: "))["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 40}
+    assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": 40}]
     assert (done, end) == (b"data: [DONE]\n\n", b"")
 
 

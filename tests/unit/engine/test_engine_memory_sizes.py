@@ -14,8 +14,10 @@ from agentrl.engine.model import ServedModel
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.request import BadRequestError, DrawParams, Request
 from agentrl.engine.server import MemoryRoutes
-from agentrl.engine.slots import KVCache, KVShape, lazy_zeros
+from agentrl.engine.slots import KVCache, lazy_zeros
 from agentrl.engine.weights import WeightStore
+
+MIB = 2**20
 
 
 @pytest.fixture
@@ -24,7 +26,9 @@ def model(tiny_model: Path) -> ServedModel:
 
 
 def test_a_released_cache_holds_no_byte_and_grows_again() -> None:
-    cache = KVCache([KVShape(2, 8, 8)] * 3, 4, torch.float32, "cpu")
+    cache = KVCache(4, "cpu")
+    for layer in range(3):
+        cache.layer(layer, *[torch.zeros(1, 2, 1, 8)] * 2)
     cache.reserve(300)
     before = cache.num_bytes
     assert before >= 3 * 2 * 4 * 2 * 300 * 8 * 4
@@ -92,3 +96,29 @@ def test_one_piece_of_memory_may_be_larger_than_that_of_the_machine() -> None:
     zeros = lazy_zeros((2 * machine_bytes,), torch.uint8, "cpu")
     zeros[-1] = 1
     assert zeros[-1] == 1
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("freed_bytes", [0, 24 * MIB])
+def test_zeros_take_no_memory_before_they_are_written_whatever_was_freed_before(freed_bytes: int) -> None:
+    """What is freed moves the limit above which the C library asks the kernel for memory."""
+    del_me = torch.ones(freed_bytes, dtype=torch.uint8)
+    del del_me
+    before = _resident_bytes()
+    zeros = [lazy_zeros((12 * MIB // 4,), torch.float32, "cpu") for _ in range(8)]
+    assert _resident_bytes() - before < MIB
+    assert not any(tensor.any() for tensor in zeros)
+    zeros[0].fill_(1.0)
+    assert _resident_bytes() - before > 11 * MIB
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("shape", [(3, 5), (0, 4), (2, 1, 7)])
+def test_shape_and_dtype_are_as_asked_for(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    zeros = lazy_zeros(shape, dtype, "cpu")
+    assert zeros.shape == shape
+    assert zeros.dtype == dtype
+    assert not zeros.any()

@@ -86,7 +86,7 @@ def test_the_experts_of_a_request_are_those_under_its_adapter(tmp_path: Path) ->
     model, chosen = _serve(EVERY_LAYER[-1], tmp_path)
     name = "model.layers.0.self_attn.o_proj"
     pair = LoraPair(torch.randn(2, 32), torch.randn(32, 2))
-    model.lora.put(model.lora.place(4, LoraAdapter({name: pair})))
+    model.lora.put(4, model.lora.fitted(LoraAdapter({name: pair})))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
         merged.get_submodule(name).weight += pair.b_OR @ pair.a_RI

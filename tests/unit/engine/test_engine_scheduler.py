@@ -83,7 +83,7 @@ def test_an_abort_after_any_step_leaves_aligned_partial_outputs(scheduler: Sched
         assert request.output_ids == other.output_ids[:num_drawn]
         assert len(request.logprobs) == num_drawn
         assert request.spans == request.kv_spans == ([["0.0", 0, num_drawn]] if num_drawn else [])
-    assert (scheduler.num_running, scheduler.num_waiting, scheduler.slots.num_busy) == (0, 0, 0)
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.slots.num_rows) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("num_steps", range(7))
@@ -110,6 +110,6 @@ def test_a_request_leaves_its_slot_and_its_id_when_it_ends(scheduler: Scheduler)
     with pytest.raises(BadRequestError, match="duplicate request id in flight: r0"):
         scheduler.submit(_requests()[0])
     _finish(scheduler, [first])
-    assert scheduler.slots.num_busy == 0
+    assert scheduler.slots.num_rows == 0
     scheduler.submit(_requests()[0])
     assert scheduler.num_waiting == 1

@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import random
+import struct
 import subprocess
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch
 from torch.multiprocessing import reductions
 
 from agentrl.engine.request import BadRequestError
-from agentrl.engine.unpickler import load_named_tensors
+from agentrl.engine.unpickler import DTYPES, load_bucket, load_named_tensors
+from agentrl.weights.payloads import shared_payload
+from tests.integration.flattened import flatten_by_values
 
 
 def _encoded(value: Any, protocol: int | None = None) -> str:
@@ -31,9 +34,10 @@ class _Reduced:
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES.values())
 def test_plain_tensors_arrive_as_they_were(dtype: torch.dtype, protocol: int) -> None:
-    tensors = {"a": torch.randn(3, 4).to(dtype), "b": torch.randn(6, 2).to(dtype)[::2].T}
+    a, b = (100 * torch.randn(3, 4)).to(dtype), (100 * torch.randn(6, 2)).to(dtype)
+    tensors = {"a": a, "b": b[::2].T, "c": b[1:], "none": a[:0], "one": a[0, 0]}
     read = load_named_tensors(_encoded(list(tensors.items()), protocol))
     assert read.keys() == tensors.keys()
     assert all(read[name].dtype == dtype and read[name].equal(tensors[name]) for name in tensors)
@@ -70,7 +74,7 @@ def test_code_hidden_in_a_storage_does_not_run_either(tmp_path: Any) -> None:
         pickle.dumps(_Reduced(os.system, f"touch {tmp_path / 'touched'}"), protocol=2),
         _saved(_Reduced(os.system, f"touch {tmp_path / 'touched'}")),
     ):
-        with pytest.raises(BadRequestError, match="cannot be read"):
+        with pytest.raises(BadRequestError, match=r"cannot be read|only plain tensors"):
             load_named_tensors(_encoded([("a", _Reduced(torch.storage._load_from_bytes, data))]))
     assert not (tmp_path / "touched").exists()
 
@@ -93,6 +97,86 @@ def test_a_tensor_that_no_memory_holds_is_refused() -> None:
     rebuilt = _Reduced(torch._utils._rebuild_tensor_v2, typed, 0, (2**50,), (1,), False, collections.OrderedDict())
     with pytest.raises(BadRequestError):
         load_named_tensors(_encoded([("a", rebuilt)]))
+
+
+def test_a_tensor_that_only_names_its_size_takes_no_memory() -> None:
+    for function in (torch.Tensor, torch.FloatStorage, torch.UntypedStorage):
+        with pytest.raises(BadRequestError, match="only plain tensors"):
+            load_named_tensors(_encoded([("a", _Reduced(function, (300_000_000,)))]))
+
+
+def test_a_storage_that_announces_more_than_it_brings_takes_no_memory() -> None:
+    data = bytearray(_stored(torch.zeros(4)))
+    data[-24:-16] = struct.pack("<q", 2**40)
+    with pytest.raises(BadRequestError, match="of 1099511627776 values comes with 16 bytes"):
+        load_named_tensors(_encoded([("a", _Reduced(torch.storage._load_from_bytes, bytes(data)))]))
+
+
+def test_bytes_that_are_named_again_and_again_are_not_copied_each_time() -> None:
+    data = _stored(torch.zeros(1000))
+    storages = [_Reduced(torch.storage._load_from_bytes, data) for _ in range(3)]
+    with pytest.raises(BadRequestError, match="same bytes"):
+        load_named_tensors(_encoded(storages))
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "stride"),
+    [(0, (128,), (1,)), (0, (128,), (0,)), (1, (1,), (1,)), (0, (-1,), (1,)), (-1, (1,), (1,)), (0, (1.0,), (1,))],
+)
+@pytest.mark.parametrize("function", ["rebuild_tensor", "_rebuild_tensor_v2"])
+def test_a_tensor_has_no_values_that_its_storage_lacks(function: str, offset: int, size: Any, stride: Any) -> None:
+    one = _Reduced(torch.storage._load_from_bytes, _stored(torch.ones(1)))
+    if function == "rebuild_tensor":
+        tensor = _Reduced(reductions.rebuild_tensor, torch.Tensor, one, (offset, size, stride, False))
+    else:
+        tensor = _Reduced(torch._utils._rebuild_tensor_v2, one, offset, size, stride, False, {})
+    with pytest.raises(BadRequestError, match=r"reaches beyond|by integers"):
+        load_named_tensors(_encoded([("a", tensor)]))
+
+
+def test_shared_memory_is_not_read_beyond_its_end() -> None:
+    payload = base64.b64decode(shared_payload([("a", torch.ones(3))]))
+    longer = payload.replace(b"K\x0ct", b"M\x00\x10t")
+    assert len(longer) == len(payload) + 1
+    frame = struct.pack("<Q", struct.unpack("<Q", longer[3:11])[0] + 1)
+    with pytest.raises(BadRequestError, match=r"maps 4096 bytes of .*, which has 12"):
+        load_named_tensors(base64.b64encode(longer[:3] + frame + longer[11:]).decode())
+
+
+def _set_of(module: str, name: str) -> str:
+    """A payload that sets attributes of a global, by the instruction that sets an object's."""
+    state = pickle.dumps((None, {"nbytes": None, "__defaults__": (), "_new_shared_filename_cpu": None}), 4)[2:-1]
+    return base64.b64encode(b"\x80\x04c%s\n%s\n%sb." % (module.encode(), name.encode(), state)).decode()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.storage", "UntypedStorage"),
+        ("torch.storage", "TypedStorage"),
+        ("torch.storage", "_load_from_bytes"),
+        ("torch._utils", "_rebuild_tensor_v2"),
+        ("torch.multiprocessing.reductions", "rebuild_tensor"),
+        ("torch.multiprocessing.reductions", "rebuild_storage_filename"),
+        ("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata"),
+        ("torch", "Size"),
+        ("torch", "float32"),
+    ],
+)
+def test_no_payload_changes_what_the_next_one_is_read_with(module: str, name: str) -> None:
+    for load in (load_named_tensors, load_bucket):
+        with pytest.raises(BadRequestError):
+            load(_set_of(module, name))
+    pairs = [("a", torch.ones(2, 3)), ("b", torch.ones(2).bfloat16())]
+    assert load_named_tensors(_encoded(pairs))["a"].sum() == 6
+    assert load_named_tensors(shared_payload(pairs))["a"].sum() == 6
+    assert load_bucket(flatten_by_values(pairs))["b"].sum() == 2
+
+
+def _stored(tensor: torch.Tensor) -> bytes:
+    """A storage as torch writes it inside of a pickle."""
+    data: bytes = tensor._typed_storage().__reduce__()[1][0]
+    return data
 
 
 @pytest.mark.parametrize(

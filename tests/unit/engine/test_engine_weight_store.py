@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from agentrl.engine.files import Pace, read_in_time
 from agentrl.engine.model import load_network
 from agentrl.engine.request import BadRequestError
 from agentrl.engine.weights import WeightStore, read_folder
@@ -27,7 +28,7 @@ def tensors(tiny_model: Path) -> dict[str, torch.Tensor]:
 
 
 def _load_folder(store: WeightStore, folder: Path) -> int:
-    staged = store.stage_folder(folder)
+    staged = store.adopt_whole(read_folder(folder, Pace()), "folder")
     store.swap(staged)
     return staged.num_bytes
 
@@ -40,8 +41,8 @@ def test_a_folder_lacking_a_tensor_is_refused_and_nothing_changes(
     lost = sorted(changed)[3]
     del changed[lost]
     save_file(changed, tmp_path / "model.safetensors")
-    with pytest.raises(BadRequestError, match=f"lacks 1 tensors, such as {lost}"):
-        store.stage_folder(tmp_path)
+    with pytest.raises(BadRequestError, match=f"the folder lacks 1 tensors, such as {lost}"):
+        store.adopt_whole(read_folder(tmp_path, Pace()), "the folder")
     assert store.checksums() == before
 
 
@@ -57,11 +58,11 @@ def test_a_sharded_folder_is_read_whole(store: WeightStore, tensors: dict[str, t
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no safetensors at all"])
-def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(BadRequestError, match=str(tmp_path)):
-        read_folder(tmp_path)
+        await read_in_time(f"weights in {tmp_path}", lambda pace: read_folder(tmp_path, pace))
 
 
 def test_tied_weights_may_come_under_either_name(store: WeightStore, tensors: dict[str, torch.Tensor]) -> None:
@@ -111,6 +112,40 @@ def test_a_mixture_of_experts_takes_weights_by_the_names_of_files_whole_or_one_e
     assert store.checksums()[name] == tensor_checksum(files[name] + 1.0)
     store.release()
     assert store.missing == files.keys()
-    store.swap(store.stage_folder(folder))
+    store.swap(store.adopt_whole(read_folder(folder, Pace()), "folder"))
     assert torch.equal(served, before)
     assert not store.missing
+
+
+def test_a_swap_exchanges_pointers_and_copies_nothing(tiny_model: Path, tensors: dict[str, torch.Tensor]) -> None:
+    network = load_network(tiny_model, torch.float32, "cpu")
+    store = WeightStore(network)
+    before = {name: tensor.data_ptr() for name, tensor in network.named_parameters()}
+    staged = store.stage(tensors)
+    assert {name: tensor.data_ptr() for name, tensor in network.named_parameters()} == before
+    store.swap(staged)
+    served = dict(network.named_parameters())
+    assert {name: served[name].data_ptr() for name in tensors} == {n: t.data_ptr() for n, t in staged.tensors.items()}
+    assert network.get_output_embeddings().weight is network.get_input_embeddings().weight
+
+
+def test_staged_weights_do_not_change_with_what_they_were_read_from(
+    store: WeightStore, tensors: dict[str, torch.Tensor]
+) -> None:
+    tensors = {name: tensor + 1 for name, tensor in tensors.items()}
+    expected = {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
+    staged = store.stage(tensors)
+    for tensor in tensors.values():
+        tensor.zero_()
+    store.swap(staged)
+    assert store.checksums() == expected
+
+
+def test_checksums_that_were_kept_are_those_of_the_tensors_served_now(
+    store: WeightStore, tensors: dict[str, torch.Tensor]
+) -> None:
+    for step in (1, 2):
+        changed = {name: tensor + step for name, tensor in tensors.items()}
+        staged = store.stage(changed)
+        store.swap(staged.with_digests() if step == 1 else staged)
+        assert store.checksums() == {name: tensor_checksum(tensor) for name, tensor in changed.items()}

@@ -2,17 +2,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.buffer.frontier import Frontier
-from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.epochs import place_in_list
-from agentrl.orchestration.players import task_sampler
-from agentrl.testing import environments
+from agentrl.envs.inline import InlineHost
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.types.errors import ConfigError
 from agentrl.types.task import Split
@@ -51,11 +48,11 @@ def test_training_tasks_of_a_list_come_by_epochs_and_held_out_ones_as_they_are()
     assert [heldout(number).ordinal for number in range(7)] == list(range(7))
 
 
-def test_a_run_draws_from_the_list_that_its_environment_declares(monkeypatch):
-    monkeypatch.setattr(environments, "faulty", replace(faulty, num_tasks=lambda options: 5))
-    environment = EnvironmentConfig(name="agentrl.testing.environments:faulty")
-    sample_task = task_sampler(SimpleNamespace(environment=environment, seed=7), Split.TRAIN)
-    assert sorted(sample_task(number).ordinal for number in range(5, 10)) == list(range(5))
+async def test_a_host_draws_from_the_list_that_its_environment_declares():
+    host = InlineHost(replace(faulty, num_tasks=lambda options: 5), FaultyOptions(), 5.0)
+    assert host.description.num_tasks == 5
+    tasks = await host.sample(Split.TRAIN, 7, range(5, 10))
+    assert sorted(task.ordinal for task in tasks) == list(range(5))
 
 
 def test_an_environment_without_a_list_is_asked_for_the_runs_own_ordinals():

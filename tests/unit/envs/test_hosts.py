@@ -12,13 +12,14 @@ from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_host
 from agentrl.envs.inline import InlineHost
 from agentrl.envs.process import ProcessHost
+from agentrl.envs.starting import WorkerCommand
 from agentrl.orchestration.transcripts import Teacher
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
-from agentrl.testing.journal import RecordingJournal
 from agentrl.testing.processes import is_running
+from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.testing.tiny import tiny_chat
 from agentrl.types.errors import ConfigError, EpisodeError
@@ -34,7 +35,7 @@ LIMITS = Limits(8, 4096, 512, 30.0, 60.0)
 
 
 def host(tmp_path: Path, call_s: float = 30.0, **options) -> ProcessHost:
-    return ProcessHost(faulty, NAME, options, call_s, tmp_path)
+    return ProcessHost(WorkerCommand(NAME, options, tmp_path), faulty.describe(FaultyOptions(**options)), call_s)
 
 
 async def play(where) -> float | None:
@@ -66,7 +67,7 @@ async def test_inline_and_process_give_the_same_episodes(tiny_model, tmp_path):
     definition = load_environment("sql")
     options = definition.parse_options({})
     chat = tiny_chat(tiny_model)
-    apart = ProcessHost(definition, "sql", {}, 30.0, tmp_path)
+    apart = ProcessHost(WorkerCommand("sql", {}, tmp_path), definition.describe(options), 30.0)
     records = []
     for where in (InlineHost(definition, options, 5.0), apart):
         teacher = Teacher(definition, options, where, ToolCalling(), LIMITS)
@@ -156,7 +157,7 @@ async def test_a_failure_reads_the_same_in_process_and_in_a_worker(tiny_model, t
     apart = host(tmp_path, fault=fault, at=at)
     failures = []
     for where in (InlineHost(faulty, FaultyOptions(fault=fault, at=at), 5.0), apart):
-        runner = EpisodeRunner(player, ToolCalling(), where, Verifier(30.0), RecordingJournal(), LIMITS)
+        runner = EpisodeRunner({"agent": player}, ToolCalling(), where, Verifier(30.0), RecordingJournal(), LIMITS)
         episode = await runner.run(runner.open(build_ticket()), nothing)
         failures.append(str(episode.failure))
     await apart.close()
@@ -190,16 +191,35 @@ async def test_an_episode_that_is_cut_off_takes_its_worker_along(tmp_path):
     assert where._all == set()
 
 
-def test_the_recipe_may_say_where_an_environment_lives(tmp_path):
-    assert isinstance(build_host(EnvironmentConfig(name="sql"), 5.0, tmp_path), InlineHost)
-    assert isinstance(build_host(EnvironmentConfig(name="sql", placement="process"), 5.0, tmp_path), ProcessHost)
-    assert isinstance(build_host(EnvironmentConfig(name=NAME), 5.0, tmp_path), ProcessHost)
-    assert isinstance(build_host(EnvironmentConfig(name=NAME, placement="inline"), 5.0, tmp_path), InlineHost)
+async def test_an_environment_lives_in_processes_unless_the_recipe_says_otherwise(tmp_path, caplog):
+    apart = await build_host(EnvironmentConfig(name="sql"), 5.0, tmp_path)
+    assert isinstance(apart, ProcessHost)
+    await apart.close()
+    inline = await build_host(EnvironmentConfig(name="sql", placement="inline"), 5.0, tmp_path)
+    assert isinstance(inline, InlineHost)
+    assert (inline.description, caplog.text) == (apart.description, "")
+    assert isinstance(await build_host(EnvironmentConfig(name=NAME, placement="inline"), 5.0, tmp_path), InlineHost)
+    assert "nothing says that its calls are short" in caplog.text
 
 
-def test_options_are_checked_before_any_worker_starts(tmp_path):
+async def test_options_are_checked_by_the_environments_own_process(tmp_path):
+    wrong = EnvironmentConfig(name=NAME, options={"fualt": "crash"})
     with pytest.raises(ConfigError, match=r"unknown key 'fualt'; did you mean 'fault'\?"):
-        host(tmp_path, fualt="crash")
+        await build_host(wrong, 5.0, tmp_path)
+
+
+async def test_tasks_are_sampled_once_more_if_a_worker_dies_over_them(tmp_path):
+    where = host(tmp_path)
+    first = await where.sample(Split.TRAIN, 7, [0, 1])
+    [worker] = where._all
+    os.kill(worker.pid, signal.SIGSTOP)
+    sampling = asyncio.create_task(where.sample(Split.TRAIN, 7, [0, 1]))
+    while not where._sampling.locked():
+        await asyncio.sleep(0)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert await sampling == first
+    assert pid_of(where) != worker.pid
+    await where.close()
 
 
 def test_what_is_no_definition_is_refused_by_name():

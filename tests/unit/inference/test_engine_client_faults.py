@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -263,3 +264,23 @@ async def test_only_a_pause_in_place_leaves_kv_of_old_weights_to_new_requests(mo
         await client.close()
     assert {span.version for span in generation.versions} == {PolicyVersion(0, 3)}
     assert {span.version for span in generation.kv_versions} == {PolicyVersion(0, step)}
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+async def test_requests_find_no_kv_of_another_run_policy_epoch_or_version(mode: PauseMode) -> None:
+    users = [
+        ("main-0", "ours", PolicyVersion(0, 2)),
+        ("main-0", "theirs", PolicyVersion(0, 2)),
+        ("main-0", "ours", PolicyVersion(1, 2)),
+        ("main-0", "ours", PolicyVersion(0, 3)),
+        ("critic-0", "ours", PolicyVersion(0, 2)),
+    ]
+    async with canned_server({"/generate": json_answer(GOOD)}) as server:
+        for name, mark, version in [*users, users[0]]:
+            client = EngineClient(name, server.url, PATIENT, mode, mark=mark)
+            with contextlib.suppress(EpisodeError):
+                await client.generate(replace(REQUEST, expects=version))
+            await client.close()
+    keys = [body["extra_key"] for path, body in server.seen if path == "/generate"]
+    assert len({*keys[:-1]}) == len(users)
+    assert keys[-1] == keys[0]

@@ -111,6 +111,34 @@ async def test_an_engine_set_aside_serves_nobody_until_it_is_put_back(fleet: Par
     assert engines[1].sessions == ["mine", "mine"]
 
 
+async def test_sessions_wait_for_their_engine_while_it_is_held_and_new_ones_go_elsewhere(fleet: Parts) -> None:
+    engines = fleet[1]
+    router = EngineRouter(fleet[0].fleet, 60.0)
+    await router.generate(_request("mine"))
+    with router.fleet.held("a"), router.fleet.held("b"):
+        waiting = asyncio.create_task(router.generate(_request("mine")))
+        for session in ("new", "newer"):
+            await router.generate(_request(session))
+        assert not waiting.done()
+    await waiting
+    assert [engine.sessions for engine in engines] == [["mine", "mine"], [], ["new", "newer"]]
+    for session in ("new", "newer"):
+        await router.generate(_request(session))
+    assert engines[0].sessions == ["mine", "mine", "new", "newer"], "none of them stayed where it had to go"
+
+
+async def test_a_session_whose_held_engine_is_set_aside_goes_elsewhere(fleet: Parts) -> None:
+    engines = fleet[1]
+    router = EngineRouter(fleet[0].fleet, 60.0)
+    await router.generate(_request("mine"))
+    with router.fleet.held("a"):
+        waiting = asyncio.create_task(router.generate(_request("mine")))
+        await asyncio.sleep(0)
+        router.fleet.set_aside("a", "stale")
+        await waiting
+    assert engines[1].sessions == ["mine"]
+
+
 async def test_a_request_that_was_dropped_goes_to_each_other_engine_once_and_is_counted(fleet: Parts) -> None:
     router, engines = fleet
     engines[0].failure = engines[1].failure = UNREACHABLE

@@ -157,3 +157,31 @@ async def test_a_bucket_that_is_not_sent_is_named_whether_or_not_the_server_stag
         with pytest.raises(EngineError, match=r"^bucket 2 of 2 \(b \.\.\.\): the sender ended"):
             await bring(client, BroadcastWeights("group", buckets, send))
     assert sent == [0, 1]
+
+
+async def test_a_server_that_drained_is_paused_by_abort() -> None:
+    async with serving(PauseMode.DRAIN) as (server, client):
+        await client.pause()
+    assert server.seen == [("/pause_generation", {"mode": "abort"})]
+
+
+LOADS = {"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}, {"num_running_reqs": 4, "num_waiting_reqs": 0}]}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({"model_info": json_answer({"num_running": 0, "num_waiting": 0})}, 0),
+        ({"model_info": json_answer({"num_running": 3, "num_waiting": 2})}, 5),
+        ({"v1/loads": json_answer(LOADS)}, 7),
+        ({"v1/loads": json_answer({"loads": []})}, 0),
+        ({"v1/loads": NOT_SERVED}, None),
+        ({"v1/loads": json_answer({"loads": [{"requests": 2}]})}, None),
+        ({"v1/loads": json_answer({})}, None),
+    ],
+)
+async def test_a_server_is_asked_how_many_requests_it_has_in_its_own_words(
+    answers: dict[str, bytes], expected: int | None
+) -> None:
+    async with serving(PauseMode.DRAIN, **answers) as (_, client):
+        assert await client.count_requests() == expected

@@ -5,14 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from agentrl import codec
 from agentrl.journal import entries as e
+from agentrl.journal.archive import Archived, archive
+from agentrl.journal.archive_file import episode_of
+from agentrl.journal.compaction import compact
+from agentrl.journal.disk import DISK, Disk
+from agentrl.journal.index import JournalIndex
 from agentrl.journal.reading import JournalState
 from agentrl.journal.segments import SegmentFile, number_of, segment_paths
 from agentrl.testing.builders import build_ticket
-from agentrl.types.environment import Opening
-from agentrl.types.episode import Agent, Node, SampledColumns, StopReason, Turn
+from agentrl.types.environment import Opening, Score, ScoreRecord
+from agentrl.types.episode import Agent, Episode, Node, SampledColumns, StopReason, Turn
 from agentrl.types.generation import FinishReason
 from agentrl.types.message import Message, Role
 from agentrl.types.version import PolicyVersion, VersionSpan
@@ -40,12 +46,13 @@ def whole_life(number: int, turns: int = 2) -> list[e.EpisodeEntry]:
         e.EnvironmentStarted(1, Opening((Message(Role.USER, "count"),))),
     ]
     middle = [turned(turn, [number, 7, 8 + turn]) for turn in range(turns)]
-    return [*begin, *middle, e.Ended(1, StopReason.ANSWERED, None, number / 8, {"queries": 2.0}, 3.5)]
+    verdict = ScoreRecord("verifier", Score(number / 8, {"queries": 2.0}))
+    return [*begin, *middle, e.Scored(1, verdict), e.Ended(1, StopReason.ANSWERED, None, 3.5)]
 
 
-def taken(step: int, *episodes: int) -> e.Taken:
-    """A step that trains these episodes as one group."""
-    return e.Taken({"main": PolicyVersion(0, step)}, ((step, tuple(map(name_of, episodes))),))
+def taken(step: int, *episodes: int, policy: str = "main", policies: tuple[str, ...] = ("main",)) -> e.Taken:
+    """A step that trains these episodes as one group, which is to be trained by all of the policies."""
+    return e.Taken(policy, PolicyVersion(0, step), ((step, tuple(map(name_of, episodes))),), (policies,))
 
 
 def dropped(step: int, *episodes: int) -> e.Dropped:
@@ -82,11 +89,49 @@ class Journal:
         self._open[writer].append(packed)
 
 
+class DyingDisk(Disk):
+    """A process that dies before one of its calls that remove a segment or give it its name."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def rename(self, path: Path, target: Path) -> None:
+        self._count(target)
+        super().rename(path, target)
+
+    def remove(self, path: Path) -> None:
+        self._count(path)
+        super().remove(path)
+
+    def _count(self, path: Path) -> None:
+        self.calls -= path.suffix == ".journal"
+        if self.calls < 0:
+            raise KeyboardInterrupt
+
+
+def archive_now(folder: Path, target: Path, keep_bytes: int | None = None) -> Archived:
+    """Archive what is final, and compact nothing."""
+    return archive(JournalIndex(folder), target, keep_bytes)
+
+
+def archive_and_compact(folder: Path, target: Path, disk: Disk = DISK) -> int:
+    """What the archiver does at a checkpoint; how many segments were replaced."""
+    journal = JournalIndex(folder)
+    archive(journal, target, disk=disk)
+    return compact(journal, 1, disk)
+
+
+def read_archived(file: Path, name: str) -> Episode:
+    """The only episode of that name in a file of the archive."""
+    (record,) = pq.read_table(file, filters=[("episode_id", "=", name)])["record"].to_pylist()
+    return episode_of(record)
+
+
 def told(state: JournalState) -> dict[str, object]:
     """All that a state says, comparable."""
     return {
-        "lives": [(name, codec.encode(life)) for name, life in state.lives.items()],
-        "buffer": codec.encode((state.taken, state.stepped, state.dropped)),
+        "lives": [(name, codec.encode(life)) for name, life in sorted(state.lives.items())],
+        "buffer": codec.encode((state.taken, state.stepped, state.dropped, state.left_out)),
         "checkpointed": state.checkpointed,
         "torn_tails": state.torn_tails,
     }

@@ -25,7 +25,7 @@ def archiver(tmp_path: Path) -> ArchiverProcess:
     journal.play(0, whole_life(0))
     journal.rotate("worker")
     journal.play(1, whole_life(1)[:3])
-    journal.note(taken(0, 0), e.Checkpointed(1))
+    journal.note(taken(0, 0), e.Checkpointed({"main": 1}))
     claim = Claim.take(journal.folder)
     return ArchiverProcess(claim, tmp_path / "episodes", tmp_path / "archiver.log", keep_bytes=2**30)
 
@@ -38,7 +38,8 @@ async def test_what_is_final_is_archived_and_its_segment_deleted(archiver: Archi
     archiver.begin()
     await archiver.close()
     assert len(archive_files(archiver.target)) == 1
-    assert _segments(archiver) == ["buffer-00000001.journal", "worker-00000002.journal"]
+    compacted = "compacted-000001-00000001.journal"
+    assert _segments(archiver) == ["buffer-00000001.journal", compacted, "worker-00000002.journal"]
 
 
 async def test_a_call_during_another_leaves_it_to_the_next_checkpoint(archiver: ArchiverProcess) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.journal import entries as e
-from agentrl.journal.archive import archive
 from agentrl.journal.archive_file import archive_files
-from agentrl.journal.index import open_journal
-from agentrl.journal.pruning import prune
-from tests.unit.journal.journals import Journal, dropped, name_of, taken, whole_life
+from agentrl.journal.compaction import compact
+from agentrl.journal.index import JournalIndex, open_journal
+from agentrl.journal.reading import read_journal
+from tests.unit.journal.journals import (
+    DyingDisk,
+    Journal,
+    archive_and_compact,
+    archive_now,
+    dropped,
+    name_of,
+    taken,
+    whole_life,
+)
 
 WRITERS = st.sampled_from(["one", "two", "buffer"])
 OPERATIONS = st.one_of(
@@ -23,8 +33,9 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("drop"), st.integers(1, 3)),
     st.tuples(st.just("checkpoint")),
     st.tuples(st.just("rotate"), WRITERS),
+    st.tuples(st.just("start anew"), st.integers(1, 3)),
     st.tuples(st.just("archive")),
-    st.tuples(st.just("prune")),
+    st.tuples(st.just("compact"), st.sampled_from([0, 1, 2, 3, 1000])),
 )
 
 
@@ -57,14 +68,19 @@ class Run:
             case "take" | "drop", count if self.waiting:
                 self._consume(operation[0] == "take", count)
             case ("checkpoint",):
-                self.journal.note(e.Checkpointed(self.step))
+                self.journal.note(e.Checkpointed({"main": self.step}))
                 self.final, self.consumed = self.final + self.consumed, []
             case "rotate", writer:
                 self.journal.rotate(writer)
             case ("archive",):
-                archive(self.journal.folder, self.target)
-            case ("prune",):
-                prune(self.journal.folder, self.target)
+                archive_now(self.journal.folder, self.target)
+            case "compact", calls:
+                archive_now(self.journal.folder, self.target)
+                with suppress(KeyboardInterrupt):
+                    compact(JournalIndex(self.journal.folder), 1, DyingDisk(calls))
+            case "start anew", count:
+                for other in [("take", count), ("checkpoint",), *(("rotate", name) for name in ("one", "buffer"))]:
+                    self.apply(other)
 
     def _consume(self, is_taken: bool, count: int) -> None:
         chosen, self.waiting = self.waiting[:count], self.waiting[count:]
@@ -73,16 +89,17 @@ class Run:
         self.consumed += chosen
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(OPERATIONS, max_size=40))
-def test_whatever_is_pruned_when_no_episode_is_lost_or_archived_twice(operations: list[tuple]) -> None:
+def test_whatever_is_compacted_when_no_episode_is_lost_or_archived_twice(operations: list[tuple]) -> None:
     with tempfile.TemporaryDirectory() as name:
         run = Run(Path(name))
         for operation in operations:
             run.apply(operation)
-            assert set(open_journal(run.journal.folder).lives) == run.unfinished
-        archive(run.journal.folder, run.target)
-        prune(run.journal.folder, run.target)
+            lives = read_journal(run.journal.folder).lives
+            assert set(open_journal(run.journal.folder).lives) == run.unfinished <= lives.keys()
+            assert all(life.is_whole for name, life in lives.items() if name in run.unfinished)
+        archive_and_compact(run.journal.folder, run.target)
         lives = open_journal(run.journal.folder).lives
         assert {name: len(life.entries) for name, life in lives.items()} == _lengths(run)
         files = archive_files(run.target)

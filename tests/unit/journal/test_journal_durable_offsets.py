@@ -5,17 +5,15 @@ from pathlib import Path
 import pytest
 
 from agentrl.journal import entries as e
-from agentrl.journal.archive import archive
 from agentrl.journal.claim import Claim
 from agentrl.journal.durable_offsets import SegmentEnd, verify_offsets
 from agentrl.journal.frames import MARK_BYTES
 from agentrl.journal.index import open_journal
-from agentrl.journal.pruning import prune
 from agentrl.journal.rewriting import rewrite
 from agentrl.journal.segments import segment_path
 from agentrl.journal.writer import JournalWriter
 from agentrl.types.errors import StorageError
-from tests.unit.journal.journals import Journal, name_of, taken, whole_life
+from tests.unit.journal.journals import Journal, archive_and_compact, name_of, taken, whole_life
 
 
 async def written(folder: Path, episode: int) -> SegmentEnd:
@@ -64,15 +62,14 @@ async def test_an_end_that_is_cut_off_or_overwritten_is_missed_by_its_bytes(writ
         check(tmp_path, end)
 
 
-async def test_a_segment_that_was_pruned_is_not_missed(tmp_path: Path) -> None:
+async def test_a_segment_that_was_replaced_is_not_missed(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     first, second = [SegmentEnd(f"worker-{number:08d}.journal", 40) for number in (1, 2)]
     for episode in (0, 1):
         journal.rotate("worker")
         journal.play(episode, whole_life(episode))
-    journal.note(taken(0, 0, 1), e.Checkpointed(1))
-    archive(journal.folder, tmp_path / "episodes")
-    assert prune(journal.folder, tmp_path / "episodes") == 1
+    journal.note(taken(0, 0, 1), e.Checkpointed({"main": 1}))
+    assert archive_and_compact(journal.folder, tmp_path / "episodes") == 1
     assert not (journal.folder / first.name).exists()
     check(journal.folder, first)
     check(journal.folder, second)
@@ -81,10 +78,11 @@ async def test_a_segment_that_was_pruned_is_not_missed(tmp_path: Path) -> None:
 async def test_a_salvaged_journal_has_later_segments_of_every_writer_than_a_checkpoint_names(tmp_path: Path) -> None:
     claim = Claim.take(tmp_path / "journal")
     ends = (await written(claim.folder, 0), SegmentEnd("buffer-00000007.journal", 400))
-    rewrite(claim, "buffer", [], [], ends)
+    rewrite(claim, [], [], ends)
     assert sorted(path.name for path in claim.folder.glob("*.journal")) == [
         "buffer-00000008.journal",
-        "worker-00000008.journal",
+        "compacted-000001-00000001.journal",
+        "worker-00000002.journal",
     ]
     check(claim.folder, *ends)
-    assert (await written(claim.folder, 1)).number == 9
+    assert (await written(claim.folder, 1)).number == 3

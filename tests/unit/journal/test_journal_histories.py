@@ -12,7 +12,7 @@ from agentrl.journal.claim import Claim
 from agentrl.journal.history import build_history
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
-from agentrl.types.environment import Opening, StepResult
+from agentrl.types.environment import Opening, Score, ScoreRecord, StepResult
 from agentrl.types.episode import Agent, Effect, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.generation import FinishReason, Generation
@@ -86,29 +86,55 @@ def test_what_a_holder_wrote_after_it_lost_its_lease_counts_for_nothing() -> Non
     assert in_other_file.fenced == 1
 
 
+def test_a_score_behind_the_end_counts_wherever_it_is_found() -> None:
+    ended = [leased(1), turned(1, 0, [7]), e.Ended(1, StopReason.ANSWERED, None, 3.5)]
+    judged = e.Scored(e.NO_HOLDER, ScoreRecord("judge", Score(0.25)))
+    for entries in ([*ended, judged], [judged, *ended]):
+        life = build_history(entries)
+        assert life is not None
+        assert (life.entries, life.fenced, life.is_whole) == ([*ended, judged], 0, True)
+        assert life.episode().reward == 0.25
+    torn = build_history([judged, leased(2, taken_over=2), turned(2, 0, [7])])
+    assert torn is not None
+    assert not torn.is_whole, "the score does not stand for an entry that is lost"
+
+
 async def test_a_journal_reads_as_it_was_written(tmp_path: Path) -> None:
-    ended = e.Ended(1, StopReason.ANSWERED, None, 1.0, {"queries": 2.0}, 3.5)
-    taken = e.Taken({"main": V}, ((7, (TICKET.episode_id,)),))
+    ended = e.Ended(1, StopReason.ANSWERED, None, 3.5)
+    taken = e.Taken("main", V, ((7, (TICKET.episode_id,)),))
     await written(tmp_path, (TICKET.episode_id, leased(1)), (TICKET.episode_id, turned(1, 0, [7, 8])))
-    await written(tmp_path, (TICKET.episode_id, ended), (None, taken), (None, e.Checkpointed(4)))
+    scored = e.Scored(1, ScoreRecord("verifier", Score(1.0)))
+    await written(
+        tmp_path,
+        (TICKET.episode_id, scored),
+        (TICKET.episode_id, ended),
+        (None, taken),
+        (None, e.Checkpointed({"main": 4})),
+    )
     state = read_journal(tmp_path)
     episode = state.lives[TICKET.episode_id].episode()
     assert (episode.reward, episode.stop_reason, episode.num_sampled_tokens) == (1.0, StopReason.ANSWERED, 2)
     assert episode.ticket == TICKET
-    assert (state.taken, state.checkpointed, state.torn_tails) == ([taken], 4, {})
+    assert (state.taken, state.checkpointed, state.torn_tails) == ([taken], {"main": 4}, {})
 
 
 def test_an_entry_of_a_newer_schema_is_refused_by_name() -> None:
-    schema, kind, payload = e.pack(None, e.Checkpointed(4))
+    schema, kind, payload = e.pack(None, e.Checkpointed({"main": 4}))
     with pytest.raises(StorageError, match=f"schema {schema + 1}; this program knows schemas up to {schema}"):
         e.unpack(schema + 1, kind, payload)
 
 
 def test_an_entry_of_an_older_schema_is_brought_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    schema, kind, payload = e.pack(None, e.Checkpointed(4))
+    schema, kind, payload = e.pack(None, e.Checkpointed({"main": 4}))
     monkeypatch.setattr(e, "SCHEMA", schema + 1)
-    migrations = {(schema, kind): lambda fields: {"step": fields["step"] + 100}}
-    assert e.unpack(schema, kind, payload, migrations) == e.Checkpointed(104)
+    monkeypatch.setitem(e.MIGRATIONS, (schema, kind), lambda fields: {"steps": {"other": fields["steps"]["main"]}})
+    assert e.unpack(schema, kind, payload) == e.Checkpointed({"other": 4})
+
+
+def test_an_entry_of_a_schema_that_is_read_no_more_names_what_is_to_be_done() -> None:
+    _, kind, payload = e.pack(None, e.Checkpointed({"main": 4}))
+    with pytest.raises(StorageError, match="is of schema 1, and this program reads 2 to 2: resume the run with the ve"):
+        e.unpack(1, kind, payload)
 
 
 def test_a_claim_replaces_the_one_before_it_which_then_may_not_write(tmp_path: Path) -> None:

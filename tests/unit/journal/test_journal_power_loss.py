@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from agentrl.testing.power_loss import Call, DiskImage, Operation, RecordingDisk
-from tests.benchmarks.outages import OutagePlan, play_outages
-from tests.benchmarks.power_loss import PROTECTIONS, measure_without
+from tests.storms.journal_protections import PROTECTIONS, measure_without
+from tests.storms.outages import OutagePlan, play_outages
 
 FILE = Path("folder", "file")
 DURABLE = (

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from agentrl import codec
 from agentrl.journal import entries as e
-from agentrl.journal.archive import archive
-from agentrl.journal.archive_file import episode_of, read_archived, record_of
+from agentrl.journal.archive_file import episode_of, record_of
 from agentrl.journal.frames import Frame
 from agentrl.journal.history import build_history
 from agentrl.types.environment import StepResult
 from agentrl.types.episode import Effect, Episode
 from agentrl.types.errors import StorageError
 from agentrl.types.message import ToolCall
-from tests.unit.journal.journals import Journal, name_of, taken, turned, whole_life
+from tests.unit.journal.journals import Journal, archive_now, name_of, read_archived, taken, turned, whole_life
 
 EFFECT = Effect("0-0", ToolCall("call-0", "query", {"sql": "SELECT 1"}))
 
@@ -34,8 +33,8 @@ def lives(draw: st.DrawFn) -> list[e.EpisodeEntry]:
     """An episode that a second worker took over, at any entry, while the first may have gone on."""
     done = (replace(EFFECT, result="1", seconds=0.5),)
     act = [e.Intended(1, 0, (EFFECT,)), e.StepResultRecorded(1, 0, done, StepResult((), False), 0.75)]
-    ticket, opened, first, second, end = whole_life(0)
-    whole = [ticket, opened, first, *act, second, end]
+    ticket, opened, first, second, verdict, end = whole_life(0)
+    whole = [ticket, opened, first, *act, second, verdict, end]
     taken_over = draw(st.integers(1, len(whole)))
     late = whole[: draw(st.integers(taken_over, len(whole)))]
     goes_on = draw(st.integers(taken_over, len(whole)))
@@ -47,8 +46,8 @@ def _archived(entries: list[e.EpisodeEntry]) -> tuple[dict, Episode]:
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal")
         journal.play(0, entries)
-        journal.note(taken(0, 0), e.Checkpointed(1))
-        file = archive(journal.folder, Path(folder) / "episodes").file
+        journal.note(taken(0, 0), e.Checkpointed({"main": 1}))
+        file = archive_now(journal.folder, Path(folder) / "episodes").file
         assert file is not None
         return pq.read_table(file).to_pylist()[0], read_archived(file, name_of(0))
 
@@ -75,12 +74,13 @@ def _frame(entry: e.EpisodeEntry, schema: int = e.SCHEMA, body: bytes | None = N
 def test_entries_of_an_older_schema_are_migrated_where_they_are_archived(monkeypatch: pytest.MonkeyPatch) -> None:
     *begin, end = whole_life(0, turns=1)
     fields = msgspec.msgpack.decode(codec.encode(end))
-    fields["score"] = fields.pop("reward") * 100
-    older = _frame(end, e.SCHEMA - 1, msgspec.msgpack.encode(fields))
-    migration = lambda fields: {"reward": fields.pop("score") / 100, **fields}  # noqa: E731
-    monkeypatch.setitem(e.MIGRATIONS, (e.SCHEMA - 1, e.NUMBERS[e.Ended]), migration)
-    frames = [*map(_frame, begin), older]
-    assert episode_of(record_of(frames)).reward == end.reward
+    fields["ms"] = fields.pop("seconds") * 1000
+    older = _frame(end, e.SCHEMA, msgspec.msgpack.encode(fields))
+    migration = lambda fields: {"seconds": fields.pop("ms") / 1000, **fields}  # noqa: E731
+    monkeypatch.setitem(e.MIGRATIONS, (e.SCHEMA, e.NUMBERS[e.Ended]), migration)
+    monkeypatch.setattr(e, "SCHEMA", e.SCHEMA + 1)
+    frames = [*(_frame(entry, e.SCHEMA) for entry in begin), older]
+    assert episode_of(record_of(frames)).seconds == end.seconds
 
 
 def test_a_record_of_a_newer_program_or_of_none_is_named() -> None:

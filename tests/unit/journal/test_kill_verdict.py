@@ -10,7 +10,7 @@ import pytest
 from agentrl.journal import entries as e
 from agentrl.types.generation import FinishReason, Generation
 from agentrl.types.version import PolicyVersion, VersionSpan
-from tests.benchmarks.kill_verdict import KillVerdict
+from tests.storms.kill_verdict import KillVerdict
 from tests.unit.journal.journals import Journal, name_of, turned, whole_life
 
 
@@ -25,9 +25,10 @@ def _checkpoint(run: Path, episodes: list[str], covered: int) -> None:
     """A ledger with these episodes, of which a checkpoint covers the first ones."""
     lines = [json.dumps({"episode_id": name}) + "\n" for name in episodes]
     (run / "ledger.jsonl").write_text("".join(lines))
-    folder = run / "checkpoints" / "000003"
+    folder = run / "checkpoints" / "main" / "000003"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "progress.json").write_text(json.dumps({"ledger_bytes": len("".join(lines[:covered]))}))
+    progress = {"number": 1, "ledger_bytes": len("".join(lines[:covered]))}
+    (folder / "progress.json").write_text(json.dumps(progress))
 
 
 @pytest.mark.parametrize(("reply", "lost"), [([4, 5, 6, 7], 0), ([4, 5], 0), ([4, 9, 6, 7], 1)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.buffer.config import BufferConfig
-from agentrl.orchestration.controller import Controller
+from agentrl.orchestration.policy_loop import PolicyLoop
 from agentrl.types.batch import StepReport, TrainBatch, TrainEpisode, WeightsManifest
 from agentrl.types.errors import StalledError
 from agentrl.types.version import PolicyVersion
@@ -20,9 +21,8 @@ class Machine:
         self.journal = self
         self.steps = 0
 
-    async def take(self, versions: dict[str, PolicyVersion]) -> dict[str, TrainBatch]:
-        withheld = TrainEpisode("train-000000-0", 0, 1.0, ())
-        return {policy: TrainBatch(policy, version, (withheld,)) for policy, version in versions.items()}
+    async def take(self, policy: str, version: PolicyVersion) -> TrainBatch:
+        return TrainBatch(policy, version, (TrainEpisode("train-000000-0", 0, 1.0, ()),))
 
     async def step(self, batch: TrainBatch) -> StepReport:
         self.steps += 1
@@ -41,19 +41,30 @@ class Machine:
     def record_step(self, *_: Any) -> None: ...
 
 
+async def _nothing(loop: PolicyLoop) -> None:
+    """Nothing follows a step."""
+
+
 async def test_a_run_whose_every_episode_is_withheld_ends_before_its_last_step():
     machine = Machine()
     config = SimpleNamespace(
         steps=100,
-        buffer=BufferConfig(max_staleness=1, staleness="withhold"),
-        evaluation=SimpleNamespace(final_tasks=0, interval_steps=0),
-        checkpoint=SimpleNamespace(interval_steps=1000),
+        buffer_of=lambda policy: BufferConfig(max_staleness=1, staleness="withhold"),
     )
-    start = SimpleNamespace(version=PolicyVersion(0, 0))
+    start = SimpleNamespace(versions={"main": PolicyVersion(0, 0)})
     policies = {"main": SimpleNamespace(trainer=machine, serving=SimpleNamespace(metrics=dict))}
     parts = SimpleNamespace(
-        config=config, buffer=machine, recorder=machine, start=start, policies=policies, run=machine
+        config=config,
+        buffer=machine,
+        recorder=machine,
+        start=start,
+        policies=policies,
+        run=machine,
+        pool=SimpleNamespace(metrics=dict),
+        scoring=SimpleNamespace(counts={}),
+        trainer=lambda policy: machine,
+        counted=lambda policy: {},
     )
     with pytest.raises(StalledError, match=r"policy 'main' has not one token .* 6 steps .*buffer.max_staleness = 1"):
-        await Controller(parts)._train()
+        await PolicyLoop(parts, "main", asyncio.Event()).train(_nothing)
     assert machine.steps == 5

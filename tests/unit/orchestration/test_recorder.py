@@ -8,19 +8,19 @@ import pytest
 
 from agentrl import codec
 from agentrl.buffer.config import BufferConfig
-from agentrl.buffer.episode_buffer import MemoryBuffer
-from agentrl.buffer.frontier import FrontierState
+from agentrl.buffer.episode_buffer import BufferTerms, EnvironmentTerms, MemoryBuffer
 from agentrl.buffer.ledger import Ledger
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.recorder import Recorder, SilentObserver
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.telemetry.sinks import JsonLines, JsonlSink, read_json_lines
-from agentrl.testing.builders import build_episode, build_ticket
+from agentrl.testing.builders import InstantTasks, build_episode, build_ticket
 from agentrl.types.batch import Receipt, StepReport
 from agentrl.types.episode import Episode, StopReason
 from agentrl.types.errors import Boundary, Failure, StorageError
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
+from tests.metric_table import undocumented
 
 V0 = PolicyVersion(0, 0)
 
@@ -34,7 +34,7 @@ class Watching(SilentObserver):
         self.steps: list[int] = []
         self.evaluations: list[float] = []
 
-    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+    def on_step(self, policy: str, step: int, metrics: dict[str, float]) -> None:
         self.steps.append(step)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
@@ -49,6 +49,7 @@ def run(tmp_path) -> RunDirectory:
 @pytest.fixture
 def recorder(run):
     made = Recorder(run, "demo", Watching())
+    made.follow({"main": ["fake"]})
     yield made
     made.close()
     made.close()
@@ -56,10 +57,11 @@ def recorder(run):
 
 def buffer_over(recorder: Recorder, step: int = 0) -> MemoryBuffer:
     config = BufferConfig(group_size=2, groups_per_step=1, max_staleness=2)
-    return MemoryBuffer(
-        config, 8, 1, 10, lambda n: Task("fake", Split.TRAIN, n), 0, {"main": PolicyVersion(0, step)},
-        FrontierState(), Ledger(recorder.write_ledger_line),
-    )  # fmt: skip
+    terms = BufferTerms(
+        {"main": config}, {"fake": EnvironmentTerms(1.0, ("main",))}, {"main": PolicyVersion(0, step)}, 0, 8, 1, 10
+    )
+    tasks = InstantTasks(lambda n: Task("fake", Split.TRAIN, n))
+    return MemoryBuffer(terms, tasks, {}, Ledger(recorder.write_ledger_line))
 
 
 def failed(name: str, group: int = 0) -> Episode:
@@ -76,11 +78,11 @@ async def test_a_steps_line_counts_its_episodes_and_its_batch(run, recorder):
         recorder.record_episode(episode)
         await buffer.settle(episode)
     recorder.record_episode(failed("bad"))
-    batch = (await buffer.take({"main": PolicyVersion(0, 3)}))["main"]
-    await buffer.trained({"main": PolicyVersion(0, 4)})
-    recorder.record_publish([Receipt("a", V0, {}, 0.25, 3, 0.125), Receipt("b", V0, {}, 0.5, 4)])
+    batch = await buffer.take("main", PolicyVersion(0, 3))
+    await buffer.trained("main", PolicyVersion(0, 4))
+    recorder.record_publish("main", [Receipt("a", V0, {}, 0.25, 3, 0.125), Receipt("b", V0, {}, 0.5, 4)])
     recorder.record_step(
-        StepReport(PolicyVersion(0, 4), {"trainer/loss": 0.125}), batch, buffer, 1.5, {"engines/dead": 2.0}
+        "main", StepReport(PolicyVersion(0, 4), {"trainer/loss": 0.125}), batch, buffer, 1.5, {"engines/dead": 2.0}
     )
     [row] = rows(run.metrics)
     expected = {
@@ -112,6 +114,48 @@ async def test_a_steps_line_counts_its_episodes_and_its_batch(run, recorder):
     assert recorder.max_staleness == 1
 
 
+async def test_of_several_environments_each_has_its_counts_and_others_than_the_policys_have_none(run, recorder):
+    recorder.follow({"main": ["sql", "web"]})
+    config = BufferConfig(group_size=2, groups_per_step=2, max_staleness=2)
+    terms = BufferTerms(
+        {"main": config},
+        {name: EnvironmentTerms(1.0, ("main",)) for name in ("sql", "web")},
+        {"main": V0}, 0, 8, 1, 10,
+    )  # fmt: skip
+    tasks = InstantTasks(lambda n: Task("fake", Split.TRAIN, n))
+    buffer = MemoryBuffer(terms, tasks, {}, Ledger(recorder.write_ledger_line))
+    for ticket in [await buffer.admit() for _ in range(4)]:
+        tokens, reward = {"sql": (3, 1.0), "web": (5, 0.25)}[ticket.environment]
+        episode = build_episode(ticket, [(tokens, 0)], reward)
+        recorder.record_episode(episode)
+        await buffer.settle(episode)
+    recorder.record_episode(replace(failed("bad"), ticket=replace(build_ticket("bad"), environment="web")))
+    recorder.record_episode(replace(failed("other"), ticket=replace(build_ticket("other"), environment="games")))
+    batch = await buffer.take("main", V0)
+    recorder.record_step("main", StepReport(PolicyVersion(0, 1)), batch, buffer, 0.0, {})
+    [row] = rows(run.metrics)
+    assert row["rollout/episodes"] == 5.0
+    names = {name: value for name, value in row.items() if name.startswith("environment/")}
+    assert names == {
+        "environment/sql/scored_episodes": 2.0,
+        "environment/sql/failed_episodes": 0.0,
+        "environment/sql/reward_mean": 1.0,
+        "environment/sql/batch_groups": 1.0,
+        "environment/sql/batch_episodes": 2.0,
+        "environment/sql/trained_tokens": 6.0,
+        "environment/web/scored_episodes": 2.0,
+        "environment/web/failed_episodes": 1.0,
+        "environment/web/reward_mean": 0.25,
+        "environment/web/batch_groups": 1.0,
+        "environment/web/batch_episodes": 2.0,
+        "environment/web/trained_tokens": 10.0,
+    }
+    assert undocumented(set(row) - {"step", "time"}) == set()
+    await buffer.trained("main", V0.next())
+    recorder.finish_ledger({"main": 1})
+    assert [line["environment"] for line in rows(run.path / "ledger.jsonl")] == ["sql", "sql", "web", "web"]
+
+
 async def test_counts_begin_anew_after_each_step(run, recorder):
     buffer = buffer_over(recorder)
     for step in range(2):
@@ -119,9 +163,9 @@ async def test_counts_begin_anew_after_each_step(run, recorder):
             episode = build_episode(await buffer.admit(), [(1, 0)])
             recorder.record_episode(episode)
             await buffer.settle(episode)
-        batch = (await buffer.take({"main": PolicyVersion(0, step)}))["main"]
-        await buffer.trained({"main": PolicyVersion(0, step + 1)})
-        recorder.record_step(StepReport(PolicyVersion(0, step + 1)), batch, buffer, 0.0, {})
+        batch = await buffer.take("main", PolicyVersion(0, step))
+        await buffer.trained("main", PolicyVersion(0, step + 1))
+        recorder.record_step("main", StepReport(PolicyVersion(0, step + 1)), batch, buffer, 0.0, {})
     assert [(row["step"], row["rollout/episodes"]) for row in rows(run.metrics)] == [(1, 2.0), (2, 2.0)]
     assert recorder._observer.steps == [1, 2]
 
@@ -130,8 +174,8 @@ async def test_a_step_in_which_no_episode_ended_has_no_mean_of_them(run, recorde
     buffer = buffer_over(recorder)
     for _ in range(2):
         await buffer.settle(build_episode(await buffer.admit(), [(1, 0)]))
-    batch = (await buffer.take({"main": V0}))["main"]
-    recorder.record_step(StepReport(PolicyVersion(0, 1)), batch, buffer, 0.0, {})
+    batch = await buffer.take("main", V0)
+    recorder.record_step("main", StepReport(PolicyVersion(0, 1)), batch, buffer, 0.0, {})
     [row] = rows(run.metrics)
     assert {name for name in row if name.startswith("rollout/")} == {"rollout/episodes", "rollout/aborted_generations"}
     assert (row["rollout/episodes"], row["batch/reward_mean"]) == (0.0, 1.0)
@@ -143,18 +187,16 @@ async def test_the_ledger_has_a_line_for_every_episode(run, recorder):
     tickets = [await buffer.admit() for _ in range(4)]
     for ticket in tickets[:3]:
         await buffer.settle(build_episode(ticket, [(2, 0)]))
-    await buffer.take({"main": V0})
-    await buffer.trained({"main": V0.next()})
+    await buffer.take("main", V0)
+    await buffer.trained("main", V0.next())
     buffer.close()
     assert not rows(run.path / "ledger.jsonl"), "nothing is final before a checkpoint"
-    assert recorder.finish_ledger() == (run.path / "ledger.jsonl").stat().st_size
-    lines = rows(run.path / "ledger.jsonl")
-    assert [(line["episode_id"], line["outcome"], line["reason"]) for line in lines] == [
-        ("train-000000-0", "trained", ""),
-        ("train-000000-1", "trained", ""),
-        ("train-000001-0", "dropped", "run_ended"),
-        ("train-000001-1", "dropped", "run_ended"),
-    ]
+    trained = [("train-000000-0", "trained", ""), ("train-000000-1", "trained", "")]
+    dropped = [("train-000001-0", "dropped", "run_ended"), ("train-000001-1", "dropped", "run_ended")]
+    for step, expected in ((0, dropped), (1, dropped + trained)):  # step 1 is not part of a checkpoint of step 0
+        assert recorder.finish_ledger({"main": step}) == (run.path / "ledger.jsonl").stat().st_size
+        lines = rows(run.path / "ledger.jsonl")
+        assert [(line["episode_id"], line["outcome"], line["reason"]) for line in lines] == expected
 
 
 def test_one_group_a_step_is_kept_whole_and_every_failed_episode(run, recorder):
@@ -170,7 +212,7 @@ def test_one_group_a_step_is_kept_whole_and_every_failed_episode(run, recorder):
 
 async def test_an_evaluation_is_a_line_a_sample_and_a_curve(run, recorder):
     sample = (build_episode(build_ticket("heldout-0"), [(2, 0)]),)
-    evaluation = Evaluation(V0, (1.0, 0.0, 0.0, 1.0), num_failed=1, turns=2.5, seconds=3.0, sample=sample)
+    evaluation = Evaluation(V0, {"fake": (1.0, 0.0, 0.0, 1.0)}, num_failed=1, turns=2.5, seconds=3.0, sample=sample)
     await recorder.record_evaluation(evaluation)
     [row] = rows(run.metrics)
     assert (row["eval/reward_mean"], row["eval/reward_standard_error"], row["eval/episodes"]) == (0.5, 0.25, 4.0)

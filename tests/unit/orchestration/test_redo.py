@@ -12,8 +12,8 @@ import pytest
 from agentrl.buffer.recovery import Recovered, TakenStep
 from agentrl.buffer.staleness import train_view
 from agentrl.journal.entries import Stepped
-from agentrl.orchestration.journal import RunJournal
 from agentrl.orchestration.redo import Redo, weights_digest
+from agentrl.orchestration.run_journal import RunJournal
 from agentrl.testing.builders import build_episode, build_ticket
 from agentrl.types.batch import StepReport, TrainBatch, TrainEpisode, WeightsManifest
 from agentrl.types.version import PolicyVersion
@@ -28,7 +28,7 @@ def manifest(name: str, at: PolicyVersion) -> WeightsManifest:
 
 
 def served(name: str, at: PolicyVersion) -> Stepped:
-    return Stepped({"main": at}, {"main": weights_digest(manifest(name, at))})
+    return Stepped("main", at, weights_digest(manifest(name, at)))
 
 
 @dataclass
@@ -59,19 +59,19 @@ class Machine:
     async def publish(self, staged: WeightsManifest) -> None:
         self.events.append(f"publish {staged.version} {staged.checksums['weight']}")
 
-    async def stepped(self, versions: dict[str, PolicyVersion], digests: dict[str, str]) -> None:
-        self.events.append(f"record {versions['main']}")
+    async def stepped(self, policy: str, at: PolicyVersion, digest: str) -> None:
+        self.events.append(f"record {at}")
 
-    async def trained(self, versions: dict[str, PolicyVersion]) -> None:
-        self.events.append(f"trained {versions['main']}")
+    async def trained(self, policy: str, at: PolicyVersion) -> None:
+        self.events.append(f"trained {at}")
 
-    async def loaded(self, versions: dict[str, PolicyVersion]) -> None:
+    async def loaded(self, policy: str, at: PolicyVersion) -> None:
         """Places come back."""
 
-    def retake(self, taken: TakenStep) -> dict[str, TrainBatch]:
+    async def retake(self, taken: TakenStep) -> TrainBatch:
         episode = build_episode(build_ticket(), [(2, taken.step)])
-        views = train_view(episode, "main", taken.versions["main"], 1)
-        return {"main": TrainBatch("main", taken.versions["main"], (TrainEpisode("e", 0, 1.0, views),))}
+        views = train_view(episode, "main", taken.version, 1)
+        return TrainBatch("main", taken.version, (TrainEpisode("e", 0, 1.0, views),))
 
     def weights(self, policy: str, at: PolicyVersion) -> Path:
         return Path(f"/weights/{at}")
@@ -79,32 +79,32 @@ class Machine:
     def on_phase(self, text: str) -> None:
         """Nobody watches."""
 
-    def last_step(self) -> int:
+    def last_step(self, policy: str) -> int:
         return 1
 
-    def record_step(self, report: StepReport, batch: TrainBatch, *arguments: Any) -> None:
+    def record_step(self, policy: str, report: StepReport, batch: TrainBatch, *arguments: Any) -> None:
         self.events.append(f"metrics {report.version} of a batch at {batch.version}")
 
 
 async def redo(
     machine: Machine, steps: int, *on_record: Stepped, epoch: int = 0, is_salvaged: bool = False
 ) -> PolicyVersion:
-    taken = tuple(TakenStep({"main": version(0, n)}, ()) for n in range(steps))
-    by_epoch = sorted(on_record, key=lambda entry: entry.versions["main"].epoch)
+    taken = tuple(TakenStep("main", version(0, n), ()) for n in range(steps))
+    by_epoch = sorted(on_record, key=lambda entry: entry.version.epoch)
     journal = RunJournal.none()
-    journal.recovered = Recovered(redo=taken)
-    journal.served = {entry.versions["main"].step: entry for entry in by_epoch}
+    journal.recovered = Recovered(redo={"main": taken} if taken else {})
+    journal.served = {"main": {entry.version.step: entry for entry in by_epoch}}
     journal.epoch, journal.is_salvaged = epoch, is_salvaged
     journal.buffer = machine  # type: ignore[assignment]
-    policies = {"main": SimpleNamespace(trainer=machine, serving=SimpleNamespace(publisher=machine, metrics=dict))}
+    policies = {"main": SimpleNamespace(trainer=machine, serving=SimpleNamespace(publisher=machine))}
     parts = SimpleNamespace(
-        journal=journal, start=SimpleNamespace(version=machine.at), policies=policies, buffer=machine, run=machine,
-        observer=machine, recorder=machine,
+        journal=journal, start=SimpleNamespace(versions={"main": machine.at}), policies=policies, buffer=machine,
+        run=machine, observer=machine, recorder=machine, trainer=lambda policy: machine, counted=lambda policy: {},
     )  # fmt: skip
-    work = Redo(parts)  # type: ignore[arg-type]
+    work = Redo(parts, "main")  # type: ignore[arg-type]
     await work.run()
     assert work.version == machine.at
-    assert work.staged["main"].version == work.version
+    assert work.staged.version == work.version
     return work.version
 
 

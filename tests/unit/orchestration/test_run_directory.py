@@ -32,11 +32,14 @@ def run(tmp_path) -> RunDirectory:
 
 
 def checkpoint(run: RunDirectory, step: int, complete: bool = True) -> Path:
-    folder = run.checkpoint(step)
+    folder = run.checkpoint("main", step)
     folder.mkdir(parents=True)
     (folder / "weights").write_text("")
     if complete:
-        run.write_progress(folder, Progress(PolicyVersion(0, step), FrontierState(step, (step + 2,)), 17))
+        run.write_progress(
+            folder,
+            Progress({"main": PolicyVersion(0, step)}, {"sql": FrontierState(step, (step + 2,))}, 17, number=step),
+        )
     return folder
 
 
@@ -68,23 +71,23 @@ def test_a_configuration_that_no_longer_fits_names_file_and_key(run):
 
 def test_a_run_that_never_started_has_no_state_and_one_that_did_reads_it_back(run):
     assert run.state() is None
-    state = RunState(RunStatus.FAILED, V3, "engine 0 died")
+    state = RunState(RunStatus.FAILED, {"main": V3}, "engine 0 died")
     run.write_state(state)
     assert run.state() == state
 
 
 def test_a_state_is_replaced_as_a_whole_or_not_at_all(run, monkeypatch):
-    run.write_state(RunState(RunStatus.RUNNING, V3))
+    run.write_state(RunState(RunStatus.RUNNING, {"main": V3}))
 
     def power_loss(*_arguments) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", power_loss)
     with pytest.raises(KeyboardInterrupt):
-        run.write_state(RunState(RunStatus.FINISHED, V3))
+        run.write_state(RunState(RunStatus.FINISHED, {"main": V3}))
     monkeypatch.undo()
-    assert run.state() == RunState(RunStatus.RUNNING, V3)
-    run.write_state(RunState(RunStatus.FINISHED, V3))
+    assert run.state() == RunState(RunStatus.RUNNING, {"main": V3})
+    run.write_state(RunState(RunStatus.FINISHED, {"main": V3}))
     assert run.state().status is RunStatus.FINISHED
     assert list(run.path.glob("*.new")) == []
 
@@ -94,17 +97,17 @@ def test_the_latest_checkpoint_is_the_newest_complete_one(run):
     checkpoint(run, 2)
     folder = checkpoint(run, 10)
     checkpoint(run, 12, complete=False)
-    path, progress = run.latest_checkpoint()
+    path, progress = next(run.checkpoints())
     assert path == folder
-    assert progress == Progress(PolicyVersion(0, 10), FrontierState(10, (12,)), 17)
+    assert progress == Progress({"main": PolicyVersion(0, 10)}, {"sql": FrontierState(10, (12,))}, 17, number=10)
 
 
 def test_pruning_keeps_the_newest_complete_checkpoints(run):
     for step in (2, 4, 10):
         checkpoint(run, step)
     checkpoint(run, 12, complete=False)
-    run.prune_checkpoints(keep=2)
-    assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == ["000004", "000010", "000012"]
+    run.prune_checkpoints("main", keep=2)
+    assert sorted(path.name for path in (run.path / "checkpoints" / "main").iterdir()) == ["000004", "000010", "000012"]
 
 
 def test_pruning_keeps_the_newest_weights_and_what_is_pinned(run):
@@ -115,11 +118,11 @@ def test_pruning_keeps_the_newest_weights_and_what_is_pinned(run):
 
 
 def test_the_newest_model_is_staged_or_saved_or_the_first(run, tmp_path):
-    assert run.newest_model() == tmp_path / "model"
+    assert run.newest_model("main") == tmp_path / "model"
     folder = checkpoint(run, 4)
-    assert run.newest_model() == folder
+    assert run.newest_model("main") == folder
     staged(run, PolicyVersion(0, 9), PolicyVersion(0, 10))
-    assert run.newest_model() == run.weights("main", PolicyVersion(0, 10))
+    assert run.newest_model("main") == run.weights("main", PolicyVersion(0, 10))
 
 
 def test_adapters_that_are_staged_are_no_model(run, tmp_path):
@@ -130,7 +133,7 @@ def test_adapters_that_are_staged_are_no_model(run, tmp_path):
     table["policies"]["main"]["trainer"]["lora"] = {"rank": 4}
     table["policies"]["main"]["publish"]["transport"] = {"kind": "adapter"}
     file.write_text(json.dumps(table))
-    assert run.newest_model() == folder
+    assert run.newest_model("main") == folder
 
 
 def test_the_last_metric_is_the_newest_that_has_the_name(run):
@@ -152,4 +155,4 @@ def test_a_place_that_cannot_be_written_is_named_with_a_remedy(run, tmp_path):
         RunDirectory.create(config(tmp_path / "file"))
     (run.path / "state.json").mkdir()
     with pytest.raises(StorageError, match=r"state\.json cannot be written.*; free space, then resume the run"):
-        run.write_state(RunState(RunStatus.RUNNING, V3))
+        run.write_state(RunState(RunStatus.RUNNING, {"main": V3}))

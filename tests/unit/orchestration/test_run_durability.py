@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +14,13 @@ import pytest
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.group import Group
 from agentrl.journal import entries as e
-from agentrl.journal.index import JournalIndex
+from agentrl.journal.index import open_journal
 from agentrl.journal.reading import read_journal
 from agentrl.orchestration import launch
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
-from agentrl.orchestration.journal import RunJournal
-from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.orchestration.run_directory import Progress, RunDirectory
+from agentrl.orchestration.run_journal import RunJournal
 from agentrl.types.errors import StorageError
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
@@ -37,9 +38,9 @@ async def checkpoint(run: RunDirectory, journal: RunJournal, step: int, meanwhil
     """What a controller saves after a step that made the first group final; a group may be dropped `meanwhile`."""
 
     async def save(folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(parents=True)
 
-    def finish_ledger() -> int:
+    def finish_ledger(steps: dict[str, int]) -> int:
         run.ledger.write_text("".join(LINES))
         if meanwhile is not None:
             asyncio.get_running_loop().call_soon(journal.buffer.dropped, meanwhile, [name_of(2)], "stale")
@@ -49,14 +50,15 @@ async def checkpoint(run: RunDirectory, journal: RunJournal, step: int, meanwhil
         config=run.config(),
         run=run,
         journal=journal,
-        start=SimpleNamespace(version=PolicyVersion(0, 0)),
-        policies={"main": SimpleNamespace(trainer=SimpleNamespace(save=save))},
+        start=SimpleNamespace(versions={"main": PolicyVersion(0, 0)}, number=step - 1),
+        trainer=lambda policy: SimpleNamespace(save=save),
         recorder=SimpleNamespace(finish_ledger=finish_ledger),
-        buffer=SimpleNamespace(frontier=lambda: FrontierState(1), journal=journal.buffer),
+        buffer=SimpleNamespace(frontiers=lambda steps: {"fake": FrontierState(1)}, journal=journal.buffer),
     )
     controller = Controller(parts)  # type: ignore[arg-type]
-    controller.version = PolicyVersion(0, step)
-    await controller._checkpoint()
+    [loop] = controller._loops.values()
+    loop.version = PolicyVersion(0, step)
+    await controller._checkpoint(loop)
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ async def run(tmp_path: Path) -> RunDirectory:
         "steps": 6,
         "runs_folder": tmp_path,
         "policies": {"main": {"model": tmp_path / "model"}},
-        "environment": {"name": "sql"},
+        "environments": {"fake": {"name": "sql"}},
         "buffer": {"group_size": 2},
     }
     run = RunDirectory.create(RunConfig.model_validate(table))
@@ -83,10 +85,10 @@ async def run(tmp_path: Path) -> RunDirectory:
 
 async def test_what_is_dropped_while_a_checkpoint_is_written_is_not_final_with_it(run: RunDirectory) -> None:
     journal = begin(run)
-    await checkpoint(run, journal, 2, meanwhile=Group(1, Task("sql", Split.TRAIN, 1, {}), 1, 0))
+    await checkpoint(run, journal, 2, meanwhile=Group(1, Task("sql", Split.TRAIN, 1, {}), 1, {"main": 0}))
     await journal.close()
-    not_final = [type(entry) for entry in JournalIndex(run.journal).uncovered()]
-    assert not_final == [e.Checkpointed, e.Dropped]
+    state = open_journal(run.journal)
+    assert (state.checkpointed, len(state.dropped)) == ({"main": 2}, 1)
 
 
 async def test_what_a_checkpoint_knows_to_be_dropped_is_durable_before_it(
@@ -100,7 +102,7 @@ async def test_what_a_checkpoint_knows_to_be_dropped_is_durable_before_it(
         write_progress(*arguments)
 
     monkeypatch.setattr(run, "write_progress", look)
-    journal.buffer.dropped(Group(1, Task("sql", Split.TRAIN, 1, {}), 1, 0), [name_of(2)], "stale")
+    journal.buffer.dropped(Group(1, Task("sql", Split.TRAIN, 1, {}), 1, {"main": 0}), [name_of(2)], "stale")
     await checkpoint(run, journal, 2)
     await journal.close()
     assert on_record == [1]
@@ -111,7 +113,7 @@ def groups(journal: RunJournal) -> list[int]:
 
 
 async def test_a_checkpoint_names_the_newest_segment_of_each_writer(run: RunDirectory) -> None:
-    _, progress = run.latest_checkpoint()
+    progress = run.latest_checkpoint()
     assert {end.writer: end.number for end in progress.journal} == dict.fromkeys(WRITERS, 1)
     assert all(0 < end.end_bytes < (run.journal / end.name).stat().st_size for end in progress.journal)
     assert groups(begin(run)) == [1]
@@ -119,7 +121,7 @@ async def test_a_checkpoint_names_the_newest_segment_of_each_writer(run: RunDire
 
 async def test_a_writer_that_has_not_written_since_the_start_is_named_as_before(run: RunDirectory) -> None:
     journal = begin(run)
-    await journal.buffer.writer.append(*e.pack(None, e.Checkpointed(1)))  # type: ignore[attr-defined]
+    await journal.buffer.writer.append(*e.pack(None, e.Checkpointed({"main": 1})))  # type: ignore[attr-defined]
     assert {end.writer: end.number for end in journal.ends()} == {"worker-0": 1, "buffer": 2}
     await journal.close()
 
@@ -129,7 +131,7 @@ async def test_a_writer_that_has_not_written_since_the_start_is_named_as_before(
 async def test_a_journal_that_lost_its_end_is_refused_and_can_be_salvaged(
     writer: str, is_missing: bool, run: RunDirectory
 ) -> None:
-    _, progress = run.latest_checkpoint()
+    progress = run.latest_checkpoint()
     end = next(end for end in progress.journal if end.writer == writer)
     path = run.journal / end.name
     kept = path.read_bytes()[: end.end_bytes - 1]
@@ -146,11 +148,11 @@ async def test_a_journal_that_lost_its_end_is_refused_and_can_be_salvaged(
 
 
 async def test_a_checkpoint_of_an_older_program_names_no_segment(run: RunDirectory) -> None:
-    folder, progress = run.latest_checkpoint()
+    folder, progress = next(run.checkpoints())
     table = json.loads((folder / "progress.json").read_text())
     del table["journal"]
     (folder / "progress.json").write_text(json.dumps(table))
-    assert run.latest_checkpoint()[1].journal == ()
+    assert run.latest_checkpoint().journal == ()
     (run.journal / progress.journal[0].name).unlink()
     assert groups(begin(run)) == []
 
@@ -188,3 +190,42 @@ def test_the_names_of_a_new_run_and_of_its_parents_outlive_a_loss_of_power(
     config = run.config().model_copy(update={"runs_folder": tmp_path / "new" / "runs"})
     RunDirectory.create(config)
     assert {tmp_path, tmp_path / "new", tmp_path / "new" / "runs"} <= set(synced)
+
+
+async def test_who_has_trained_a_group_that_waits_for_another_is_salvaged_too(tmp_path: Path) -> None:
+    """Group 0 is trained by one policy and waits for the other; of group 1 one policy was left out."""
+    both = ("white", "black")
+    table = {
+        "name": "demo",
+        "steps": 6,
+        "runs_folder": tmp_path,
+        "policies": {name: {"model": tmp_path / name} for name in both},
+        "environments": {"fake": {"name": "sql", "agents": {name: name for name in both}}},
+        "buffer": {"group_size": 2},
+    }
+    run = RunDirectory.create(RunConfig.model_validate(table))
+    journal = begin(run)
+    for number in range(4):
+        lease, *rest = whole_life(number)
+        versions = dict.fromkeys(both, PolicyVersion(0, 0))
+        ticket = replace(lease.ticket, started_at=versions)
+        for entry in (replace(lease, ticket=ticket), *rest):
+            await journal.rollouts.writer.append(*e.pack(name_of(number), entry))  # type: ignore[attr-defined]
+    left_out = e.LeftOut("black", 1, (name_of(2), name_of(3)), "no_spread", both)
+    for entry in (taken(0, 0, 1, policy="white", policies=both), left_out):
+        await journal.buffer.writer.append(*e.pack(None, entry))  # type: ignore[attr-defined]
+    await journal.close()
+    folder = run.checkpoint("white", 1)
+    folder.mkdir(parents=True)
+    versions = {"white": PolicyVersion(0, 1), "black": PolicyVersion(0, 0)}
+    run.write_progress(folder, Progress(versions, journal=journal.ends(), number=1))
+
+    def found(is_salvaged: bool) -> dict[int, tuple[set[str], dict[str, int]]]:
+        journal = begin(run, is_salvaged)
+        assert journal.recovered.redo == {}
+        return {group.number: (group.waits_for, group.trained_by) for group in journal.recovered.groups}
+
+    expected = {0: ({"black"}, {"white": 1}), 1: ({"white"}, {})}
+    assert found(is_salvaged=False) == expected
+    assert found(is_salvaged=True) == expected
+    assert found(is_salvaged=False) == expected, "once salvaged, whoever has trained does not train again"

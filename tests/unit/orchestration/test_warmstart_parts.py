@@ -8,27 +8,33 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentrl.buffer.step_journal import NoStepJournal
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
-from agentrl.orchestration.evaluation import Evaluator
+from agentrl.orchestration.evaluation import Evaluator, Exam
 from agentrl.orchestration.players import build_scaffold
+from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.shutdown import first_failure
 from agentrl.orchestration.transcripts import Teacher
 from agentrl.orchestration.warmstart import WarmStart, _find_gguf, _fixed_texts, _Pool, _shuffled_for_ever, _without
 from agentrl.orchestration.warmstart_config import GgufModel, LessonConfig, load_warmstart_config
+from agentrl.orchestration.worker_assembly import forget_nothing, local_pool
+from agentrl.orchestration.worker_journals import WorkerJournals
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.config import ScaffoldConfig
-from agentrl.rollouts.journal import NoJournal
+from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.rollouts.worker import LocalWorker
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.scripted import ScriptedEngine, expert_script
 from agentrl.testing.tiny import tiny_chat
 from agentrl.trainer.sequence import supervised_sequence
+from agentrl.types.batch import WeightsManifest
 from agentrl.types.episode import StopReason
 from agentrl.types.errors import ConfigError, EngineError, StalledError
 from agentrl.types.generation import Sampling
 from agentrl.types.message import Message, Role
-from agentrl.types.task import Limits, Split, Task
+from agentrl.types.task import Limits
 from agentrl.types.trajectory import build_trajectories
 from agentrl.types.version import PolicyVersion
 from agentrl_scaffolds.tool_calling import ToolCalling
@@ -92,31 +98,68 @@ async def test_an_expert_whose_episode_fails_stops_the_warm_start(tiny_model):
         await teacher.play("random", tiny_chat(tiny_model), range(1), seed=0)
 
 
-def evaluator(chat, options: FaultyOptions) -> Evaluator:
+def evaluator(chat, options: FaultyOptions, names: tuple[str, ...] = ("faulty",)) -> Evaluator:
     engine = ScriptedEngine(chat, expert_script(lambda _messages, rng: Message(Role.ASSISTANT, str(rng.random()))))
-    runner = EpisodeRunner(
-        Player("main", engine, chat, Sampling()),
-        ToolCalling(),
-        InlineHost(faulty, options, 5.0),
-        Verifier(5.0),
-        NoJournal(),
-        LIMITS,
-    )
-    return Evaluator("main", engine, None, runner, lambda n: Task("faulty", Split.HELDOUT, n), concurrency=3)
+    hosts = {name: InlineHost(faulty, options, 5.0) for name in names}
+    runners = {
+        name: EpisodeRunner(
+            {"agent": Player("main", engine, chat, Sampling())}, ToolCalling(), host, Verifier(5.0), NoJournal(), LIMITS
+        )
+        for name, host in hosts.items()
+    }
+    pool = local_pool(LocalWorker("evaluator", runners, None, forget_nothing), WorkerJournals(), forget_nothing)
+    exam = Exam(pool, hosts, dict.fromkeys(names, ("main",)), seed=0, concurrency=16)
+    return Evaluator({"main": engine}, {}, exam, Scoring(dict.fromkeys(names, ()), NoStepJournal()))
 
 
 async def test_evaluations_of_two_versions_draw_the_same_random_numbers(tiny_model):
     chat = tiny_chat(tiny_model)
-    results = [await evaluator(chat, FaultyOptions()).run(PolicyVersion(0, step), 10) for step in (0, 5)]
+    results = [await evaluator(chat, FaultyOptions()).run("main", PolicyVersion(0, step), 10) for step in (0, 5)]
     assert [(r.mean, len(r.rewards), r.num_failed, r.turns) for r in results] == [(1.0, 10, 0, 1.0)] * 2
     first, second = ([e.nodes[-1].token_ids.tolist() for e in r.sample] for r in results)
     assert first == second
     assert len({tuple(ids) for ids in first}) == 8
 
 
+class _Renaming:
+    """A transport that brings an engine a version's name, and counts."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def send(self, engine: ScriptedEngine, manifest: WeightsManifest) -> None:
+        self.sent.append(f"{manifest.policy} {manifest.version}")
+        await engine.rename(manifest.version)
+
+
+async def test_episodes_of_an_evaluation_name_the_weights_of_all_policies_and_each_is_loaded_once(tiny_model):
+    chat, transport = tiny_chat(tiny_model), _Renaming()
+    judge = evaluator(chat, FaultyOptions())
+    judge._engines["partner"] = ScriptedEngine(chat, lambda session, messages: Message(Role.ASSISTANT, "1"))
+    judge._transports = {"main": transport, "partner": transport}
+    manifests = [WeightsManifest(name, PolicyVersion(0, 3), "", {}, 0) for name in ("main", "partner")]
+    for manifest in [*manifests, *manifests]:
+        await judge.load(manifest)
+    evaluation = await judge.run("main", PolicyVersion(0, 3), 2)
+    assert transport.sent == ["main 0.3", "partner 0.3"]
+    assert evaluation.sample[0].ticket.started_at == dict.fromkeys(("main", "partner"), PolicyVersion(0, 3))
+
+
+async def test_environments_are_evaluated_at_once_with_episodes_of_their_own(tiny_model):
+    both = await evaluator(tiny_chat(tiny_model), FaultyOptions(), ("a", "b")).run("main", PolicyVersion(0, 0), 6)
+    assert both.by_environment == {"a": (1.0,) * 6, "b": (1.0,) * 6}
+    assert (both.num_failed, len(both.rewards)) == (0, 12)
+    assert both.metrics()["eval/b/reward_mean"] == 1.0
+
+
+async def test_a_policy_without_an_environment_to_be_evaluated_in_is_told_so(tiny_model):
+    with pytest.raises(ConfigError, match="no environment in which policy 'other' is trained"):
+        await evaluator(tiny_chat(tiny_model), FaultyOptions()).run("other", PolicyVersion(0, 0), 4)
+
+
 async def test_an_evaluation_of_which_nothing_is_left_is_an_error(tiny_model):
     with pytest.raises(StalledError, match=r"all 4 evaluation episodes failed; the last: environment\(reward\)"):
-        await evaluator(tiny_chat(tiny_model), FaultyOptions(fault="nan")).run(PolicyVersion(0, 0), 4)
+        await evaluator(tiny_chat(tiny_model), FaultyOptions(fault="nan")).run("main", PolicyVersion(0, 0), 4)
 
 
 def test_a_scaffold_that_refuses_its_options_is_named():

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.benchmarks.in_turn import Program, run_in_turn
+from tests.storms.in_turn import Program, run_in_turn
 
 # A parent and its child, each of which writes down the clock all the time.
 _NOTING = """

@@ -1,26 +1,22 @@
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from served import Calculator, Column
+from served import Column
 
-from agentrl.process.remote import ChildProcess, LoopbackObject, ProcessDiedError, RemoteCallError, tail
+from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError, tail
 from agentrl.types.task import Split, Task
 
 SERVED = str(Path(__file__).with_name("served.py"))
 
 
-@pytest.fixture(params=["loopback", "child"])
-async def caller(request, tmp_path):
-    """The same object on this side of the border and on the other."""
-    if request.param == "loopback":
-        yield LoopbackObject(Calculator(), "calculator")
-        return
+@pytest.fixture
+async def caller(tmp_path):
+    """An object on the other side of the border."""
     child = await ChildProcess.start("calculator", [SERVED], tmp_path / "calculator.log")
     yield child
     child.kill()
@@ -100,21 +96,6 @@ async def test_close_lets_a_child_end_by_itself(tmp_path):
     await child.close(grace_s=30)
     assert child._process.returncode == 0
     await child.close()
-
-
-async def test_a_blocking_loopback_target_does_not_block_the_loop():
-    class Gate:
-        def __init__(self) -> None:
-            self.loop, self.opened = asyncio.get_running_loop(), asyncio.Event()
-
-        def pass_through(self) -> int:
-            asyncio.run_coroutine_threadsafe(self._open(), self.loop).result(timeout=30)
-            return 1
-
-        async def _open(self) -> None:
-            self.opened.set()
-
-    assert await LoopbackObject(Gate(), "gate").call("pass_through", result=int, deadline_s=30) == 1
 
 
 def test_the_end_of_a_log_reads_even_if_there_is_none(tmp_path):

@@ -11,25 +11,26 @@ from typing import Any
 import pytest
 from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing
 
+from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.definition import EnvironmentDefinition
+from agentrl.envs.hosting import build_host
 from agentrl.envs.inline import InlineHost
-from agentrl.envs.process import ProcessHost
 from agentrl.journal.entries import EpisodeEntry, unpack
 from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.protocols import EnvironmentHost
 from agentrl.rewards.verifier import Verifier
-from agentrl.rollouts.durable import WorkerJournal
-from agentrl.rollouts.journal import EpisodeParked
+from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.durable_environments import LastingOptions, SessionServer
 from agentrl.testing.scripted import ScriptedEngine
+from agentrl.testing.sole_holder import SoleHolder
 from agentrl.types.episode import Episode
 from agentrl.types.generation import Generation, GenerationRequest, Sampling
 from agentrl_scaffolds.tool_calling import ToolCalling
 
 NAME = build_ticket().episode_id
-NUM_ENTRIES = 12  # lease, opening, three times reply, intent, result, and the end
+NUM_ENTRIES = 13  # lease, opening, three times reply, intent, result, then score and end
 
 
 class WorkerDied(BaseException):
@@ -79,16 +80,18 @@ class Place:
             yield InlineHost(self.definition, LastingOptions(folder=self.folder), 5.0)
             return
         name = f"agentrl.testing.durable_environments:{self.definition.name}"
-        apart = ProcessHost(self.definition, name, {"folder": str(self.folder)}, 30.0, self.folder)
+        apart = await build_host(EnvironmentConfig(name=name, options={"folder": str(self.folder)}), 30.0, self.folder)
         try:
             yield apart
         finally:
             await apart.close()
 
-    async def play(self, chat: Any, writer: DyingWriter, life: EpisodeHistory | None = None, token: int = 1) -> Episode:
+    async def play(
+        self, chat: Any, writer: DyingWriter, history: EpisodeHistory | None = None, token: int = 1
+    ) -> Episode:
         """One worker's part of the episode, in a host of its own."""
         async with self.host() as host:
-            runner = self.runner(chat, host, WorkerJournal(writer, token, {NAME: life} if life else None))
+            runner = self.runner(chat, host, SoleHolder(writer, token, {NAME: history} if history else None))
             return await runner.run(runner.open(build_ticket()), nothing)
 
     def runner(self, chat: Any, host: EnvironmentHost, journal: Any, engine: Any = None) -> EpisodeRunner:
@@ -96,7 +99,7 @@ class Place:
         engine = engine or ScriptedEngine(chat, in_turn(CALL, CALL, ANSWER))
         limits = replace(LIMITS, tool_s=30.0)
         return EpisodeRunner(
-            Player("main", engine, chat, Sampling()), ToolCalling(), host, Verifier(30.0), journal, limits
+            {"agent": Player("main", engine, chat, Sampling())}, ToolCalling(), host, Verifier(30.0), journal, limits
         )
 
     async def cut(self, chat: Any, num_entries: int, is_at_once: bool) -> EpisodeHistory:
@@ -106,15 +109,15 @@ class Place:
             await self.play(chat, writer)
         except WorkerDied:
             self.server.connect()
-        life = build_history(writer.entries)
-        assert life is not None
-        return life
+        history = build_history(writer.entries)
+        assert history is not None
+        return history
 
 
 class Parks(ScriptedEngine):
     """Tells the worker to stop as it gives the second reply."""
 
-    journal: WorkerJournal
+    journal: SoleHolder
 
     async def generate(self, request: GenerationRequest) -> Generation:
         if len(request.conversation) > 1:
@@ -123,11 +126,11 @@ class Parks(ScriptedEngine):
 
 
 async def park(
-    chat: Any, place: Place, writer: DyingWriter, life: EpisodeHistory | None = None, token: int = 1
+    chat: Any, place: Place, writer: DyingWriter, history: EpisodeHistory | None = None, token: int = 1
 ) -> None:
     """Play until the second reply, or go on to it, and park there."""
     engine = Parks(chat, in_turn(CALL, CALL, ANSWER))
-    engine.journal = WorkerJournal(writer, token, {NAME: life} if life else None)
+    engine.journal = SoleHolder(writer, token, {NAME: history} if history else None)
     async with place.host() as host:
         runner = place.runner(chat, host, engine.journal, engine)
         with pytest.raises(EpisodeParked):

@@ -8,13 +8,13 @@ from typing import Any
 from agentrl.envs.inline import InlineHost
 from agentrl.protocols import Engine
 from agentrl.rewards.verifier import Verifier
-from agentrl.rollouts.journal import NoLog
+from agentrl.rollouts.episode_log import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.rollouts.session import Session
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
-from agentrl.testing.journal import RecordingJournal
+from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Agent, Episode
 from agentrl.types.generation import Sampling
@@ -65,5 +65,5 @@ async def play(
     host = host or InlineHost(faulty, FaultyOptions(**faults), limits.tool_s)
     scaffold, journal = scaffold or ToolCalling(), journal or RecordingJournal()
     player = Player("main", engine, chat, Sampling())
-    runner = EpisodeRunner(player, scaffold, host, Verifier(limits.tool_s), journal, limits)
+    runner = EpisodeRunner({"agent": player}, scaffold, host, Verifier(limits.tool_s), journal, limits)
     return await runner.run(runner.open(build_ticket()), on_generated)

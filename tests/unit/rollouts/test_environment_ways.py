@@ -38,9 +38,9 @@ async def test_a_session_is_reattached_as_if_its_worker_had_never_died(
     chat: Any, tmp_path: Path, num_entries: int, is_at_once: bool
 ) -> None:
     place = Place(tmp_path, living)
-    life = await place.cut(chat, num_entries, is_at_once)
+    history = await place.cut(chat, num_entries, is_at_once)
     assert place.server.alive() == ["session-1"]
-    episode = await place.play(chat, DyingWriter(), life, token=2)
+    episode = await place.play(chat, DyingWriter(), history, token=2)
     assert (episode.failure, episode.reward, episode.metrics) == (None, 1.0, {"steps": 3.0})
     assert results_of(episode) == ["session-1 call 1", "session-1 call 2"]
     assert place.server.effects() == all_effects("session-1"), "each step once, in the one session"
@@ -53,11 +53,11 @@ async def test_a_call_without_a_result_is_asked_for_before_it_is_dispatched(
     chat: Any, tmp_path: Path, step: int, has_arrived: bool
 ) -> None:
     place = Place(tmp_path, living)
-    life = await place.cut(chat, 4 + 3 * step, is_at_once=not has_arrived)
-    assert life.pending is not None
+    history = await place.cut(chat, 4 + 3 * step, is_at_once=not has_arrived)
+    assert history.pending is not None
     assert len(place.server.effects()) == step + has_arrived
     writer = DyingWriter()
-    episode = await place.play(chat, writer, life, token=2)
+    episode = await place.play(chat, writer, history, token=2)
     assert place.server.effects() == all_effects("session-1")
     assert episode.metrics == {"steps": 3.0}
     resulted = next(entry for entry in writer.entries if isinstance(entry, StepResultRecorded))
@@ -70,17 +70,17 @@ async def test_a_call_without_a_result_is_asked_for_before_it_is_dispatched(
 @pytest.mark.parametrize("has_arrived", [True, False])
 async def test_an_external_call_of_a_living_session_is_reconciled(chat: Any, tmp_path: Path, has_arrived: bool) -> None:
     place = Place(tmp_path, replace(living, **EXTERNAL))
-    life = await place.cut(chat, 7, is_at_once=not has_arrived)
-    episode = await place.play(chat, DyingWriter(), life, token=2)
+    history = await place.cut(chat, 7, is_at_once=not has_arrived)
+    episode = await place.play(chat, DyingWriter(), history, token=2)
     assert (episode.failure, place.server.effects()) == (None, all_effects("session-1"))
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
 async def test_a_session_that_is_gone_is_a_failure_that_names_it(chat: Any, tmp_path: Path, is_apart: bool) -> None:
     place = Place(tmp_path, living, is_apart)
-    life = await place.cut(chat, 7, is_at_once=True)
+    history = await place.cut(chat, 7, is_at_once=True)
     place.server.end("session-1")
-    episode = await place.play(chat, DyingWriter(), life, token=2)
+    episode = await place.play(chat, DyingWriter(), history, token=2)
     assert str(episode.failure) == (
         "environment(lost): its session session-1 cannot be reattached: LookupError: the server has no session-1"
     )
@@ -108,9 +108,9 @@ async def test_a_session_that_cannot_be_detached_ends_neither_the_episode_nor_th
 
     writer = DyingWriter()
     await park(chat, Place(tmp_path, replace(living, create=lambda options, task: Clinging(options))), writer)
-    life = build_history(writer.entries)
-    assert life is not None
-    assert life.ended is None
+    history = build_history(writer.entries)
+    assert history is not None
+    assert history.ended is None
     assert "could not be left alive: environment(detach): RuntimeError: no" in caplog.text
 
 
@@ -119,13 +119,13 @@ async def test_a_snapshot_brings_the_state_back_from_behind_the_last_result(
     chat: Any, tmp_path: Path, num_entries: int, is_at_once: bool
 ) -> None:
     place = Place(tmp_path, snapshotting)
-    life = await place.cut(chat, num_entries, is_at_once)
+    history = await place.cut(chat, num_entries, is_at_once)
     writer = DyingWriter()
-    episode = await place.play(chat, writer, life, token=2)
+    episode = await place.play(chat, writer, history, token=2)
     assert (episode.failure, episode.reward, episode.metrics) == (None, 1.0, {"steps": 3.0})
-    session = "session-1" if life.results else "session-2"  # before the first snapshot nothing was done to keep
+    session = "session-1" if history.results else "session-2"  # before the first snapshot nothing was done to keep
     assert results_of(episode) == [f"{session} call 1", f"{session} call 2"]
-    assert len([e for e in writer.entries if isinstance(e, StepResultRecorded)]) == 3 - len(life.results)
+    assert len([e for e in writer.entries if isinstance(e, StepResultRecorded)]) == 3 - len(history.results)
 
 
 async def test_while_a_scaffold_is_run_again_recorded_snapshots_stand_for_new_ones(chat: Any, tmp_path: Path) -> None:
@@ -142,36 +142,36 @@ async def test_while_a_scaffold_is_run_again_recorded_snapshots_stand_for_new_on
         restore=lambda options, task, snapshot: Counting(options, codec.from_json(snapshot, SessionState)),
     )
     place = Place(tmp_path, definition)
-    life = await place.cut(chat, 8, is_at_once=True)
+    history = await place.cut(chat, 8, is_at_once=True)
     taken.clear()
-    await place.play(chat, DyingWriter(), life, token=2)
+    await place.play(chat, DyingWriter(), history, token=2)
     assert taken == [3]
 
 
 async def test_an_external_call_of_unknown_outcome_is_refused_even_with_a_snapshot(chat: Any, tmp_path: Path) -> None:
     place = Place(tmp_path, replace(snapshotting, **EXTERNAL))
     for num_entries in (4, 7):
-        life = await place.cut(chat, num_entries, is_at_once=True)
+        history = await place.cut(chat, num_entries, is_at_once=True)
         num_before = len(place.server.effects())
-        episode = await place.play(chat, DyingWriter(), life, token=2)
+        episode = await place.play(chat, DyingWriter(), history, token=2)
         assert str(episode.failure).startswith("environment(outcome_unknown): whether query was carried out")
         assert len(place.server.effects()) == num_before
 
 
 async def test_a_session_in_a_worker_process_outlives_the_process(chat: Any, tmp_path: Path) -> None:
     place = Place(tmp_path, living, is_apart=True)
-    life = await place.cut(chat, 7, is_at_once=False)
-    assert (life.opened.handle, len(life.results)) == ("session-1", 1)
-    episode = await place.play(chat, DyingWriter(), life, token=2)
+    history = await place.cut(chat, 7, is_at_once=False)
+    assert (history.opened.handle, len(history.results)) == ("session-1", 1)
+    episode = await place.play(chat, DyingWriter(), history, token=2)
     assert (episode.failure, episode.metrics) == (None, {"steps": 3.0})
     assert place.server.effects() == all_effects("session-1"), "the call that had arrived was asked for, not repeated"
 
 
 async def test_a_snapshot_crosses_the_border_of_a_worker_process_and_back(chat: Any, tmp_path: Path) -> None:
     place = Place(tmp_path, snapshotting, is_apart=True)
-    life = await place.cut(chat, 8, is_at_once=True)
-    assert all(result.snapshot for result in life.results)
-    episode = await place.play(chat, DyingWriter(), life, token=2)
+    history = await place.cut(chat, 8, is_at_once=True)
+    assert all(result.snapshot for result in history.results)
+    episode = await place.play(chat, DyingWriter(), history, token=2)
     assert (episode.failure, episode.metrics) == (None, {"steps": 3.0})
     assert results_of(episode) == ["session-1 call 1", "session-1 call 2"]
 
@@ -180,9 +180,9 @@ async def test_a_worker_that_died_before_its_opening_was_on_record_leaves_a_sess
     chat: Any, tmp_path: Path
 ) -> None:
     place = Place(tmp_path, living)
-    life = await place.cut(chat, 1, is_at_once=False)
-    assert not [entry for entry in life.entries if isinstance(entry, EnvironmentStarted)]
-    episode = await place.play(chat, DyingWriter(), life, token=2)
+    history = await place.cut(chat, 1, is_at_once=False)
+    assert not [entry for entry in history.entries if isinstance(entry, EnvironmentStarted)]
+    episode = await place.play(chat, DyingWriter(), history, token=2)
     assert (episode.failure, place.server.effects()) == (None, all_effects("session-2"))
     assert place.server.alive() == ["session-1"], (
         "its name is not on record: whoever runs the server must let it expire"

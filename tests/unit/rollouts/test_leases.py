@@ -12,10 +12,10 @@ from agentrl.journal.entries import Intended, Leased
 from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
-from agentrl.rollouts.durable import WorkerJournal
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.durable_environments import living
 from agentrl.testing.scripted import ScriptedEngine
+from agentrl.testing.sole_holder import SoleHolder
 from agentrl.types.episode import Episode
 from agentrl.types.errors import StorageError
 from agentrl.types.generation import Generation, GenerationRequest
@@ -42,9 +42,9 @@ class Overtaken(ScriptedEngine):
     is_overtaken = False
 
     def recorded(self) -> EpisodeHistory:
-        life = build_history([*(self.before.entries if self.before else ()), *self.writer.entries])
-        assert life is not None
-        return life
+        history = build_history([*(self.before.entries if self.before else ()), *self.writer.entries])
+        assert history is not None
+        return history
 
     async def generate(self, request: GenerationRequest) -> Generation:
         if len(request.conversation) > 1 and not self.is_overtaken:
@@ -68,7 +68,7 @@ class SlowDisk(JournalWriter):
         await super().append(*record)
 
 
-async def play(place: Place, chat: Any, journal: WorkerJournal, engine: Any = None) -> Episode:
+async def play(place: Place, chat: Any, journal: SoleHolder, engine: Any = None) -> Episode:
     """One worker's part of the episode; its writer is closed behind it."""
     async with place.host() as host:
         runner = place.runner(chat, host, journal, engine)
@@ -83,14 +83,14 @@ async def test_a_worker_that_was_replaced_raises_before_its_environment_acts(cha
     first = Claim.take(tmp_path / "journal")
     engine = Replaced(chat, in_turn(CALL, CALL, ANSWER))
     engine.folder = first.folder
-    journal = WorkerJournal(JournalWriter(first.folder, "worker", check_right=first.check), first.token)
+    journal = SoleHolder(JournalWriter(first.folder, "worker", check_right=first.check), first.token)
     with pytest.raises(StorageError, match="another process has taken over"):
         await play(place, chat, journal, engine)
     assert place.server.effects() == [f"session-1 {NAME}/0.0"], "the second call was intended, and never made"
     assert place.server.alive() == ["session-1"], "the session is its successor's"
-    life = read_journal(first.folder).lives[NAME]
-    steps = [entry.step for entry in life.entries if isinstance(entry, Intended)]
-    assert (len(life.turns), steps, life.ended) == (1, [0], None)
+    history = read_journal(first.folder).lives[NAME]
+    steps = [entry.step for entry in history.entries if isinstance(entry, Intended)]
+    assert (len(history.turns), steps, history.ended) == (1, [0], None)
 
 
 async def test_a_worker_that_was_replaced_hears_so_at_everything_that_it_writes(tmp_path: Path) -> None:
@@ -111,23 +111,23 @@ async def test_what_a_replaced_worker_wrote_late_counts_for_nothing(chat: Any, t
     first = Claim.take(folder)
     writer = SlowDisk(folder, "worker-a")
     writer.late = []
-    lost = await play(place, chat, WorkerJournal(writer, first.token))
+    lost = await play(place, chat, SoleHolder(writer, first.token))
     lease, *late = writer.late
     await writer.write(lease)
 
     second = Claim.take(folder)
-    lives = read_journal(folder).lives
-    assert [type(entry) for entry in lives[NAME].entries] == [Leased]
-    journal = WorkerJournal(JournalWriter(folder, "worker-b", check_right=second.check), second.token, lives)
+    histories = read_journal(folder).lives
+    assert [type(entry) for entry in histories[NAME].entries] == [Leased]
+    journal = SoleHolder(JournalWriter(folder, "worker-b", check_right=second.check), second.token, histories)
     episode = await play(place, chat, journal)
     for record in late:
         await writer.write(record)
     await writer.close()
 
-    life = read_journal(folder).lives[NAME]
+    history = read_journal(folder).lives[NAME]
     assert results_of(lost) == ["session-1 call 1", "session-1 call 2"]
-    assert results_of(episode) == results_of(life.episode()) == ["session-2 call 1", "session-2 call 2"]
-    assert (life.fenced, life.token) == (len(late), second.token)
+    assert results_of(episode) == results_of(history.episode()) == ["session-2 call 1", "session-2 call 2"]
+    assert (history.fenced, history.token) == (len(late), second.token)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -140,9 +140,9 @@ async def test_a_session_refuses_a_late_act_of_a_worker_that_was_replaced(
     token = 1 if has_begun_it else 2
     engine.before = None if has_begun_it else await place.cut(chat, 5, is_at_once=True)
     engine.place, engine.writer, engine.next_token = place, DyingWriter(), token + 1
-    lives = {NAME: engine.before} if engine.before else None
+    histories = {NAME: engine.before} if engine.before else None
     async with place.host() as host:
-        runner = place.runner(chat, host, WorkerJournal(engine.writer, token, lives), engine)
+        runner = place.runner(chat, host, SoleHolder(engine.writer, token, histories), engine)
         late = await runner.run(runner.open(build_ticket()), nothing)
     assert str(late.failure).startswith("environment(step): PermissionError: session-1 is held under token")
     assert place.server.effects() == [f"session-1 {NAME}/0.0"], "the late call did not arrive"

@@ -15,12 +15,12 @@ from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
 from agentrl.rewards.verifier import Verifier
-from agentrl.rollouts.durable import WorkerJournal
-from agentrl.rollouts.journal import EpisodeParked
+from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyEnvironment, FaultyOptions, faulty
 from agentrl.testing.scripted import AbortingEngine
+from agentrl.testing.sole_holder import SoleHolder
 from agentrl.types.environment import StepResult
 from agentrl.types.episode import Episode
 from agentrl.types.generation import Generation, GenerationRequest, Sampling
@@ -58,15 +58,15 @@ def host(**declared: Any) -> InlineHost:
 
 
 async def play(
-    folder: Path, chat: Any, token: int, engine: Any, environments: InlineHost, scaffold: Any = None, **lives: Any
+    folder: Path, chat: Any, token: int, engine: Any, environments: InlineHost, scaffold: Any = None, **histories: Any
 ) -> Episode:
     writer = JournalWriter(folder, "worker")
     runner = EpisodeRunner(
-        Player("main", engine, chat, Sampling()),
+        {"agent": Player("main", engine, chat, Sampling())},
         scaffold or ToolCalling(),
         environments,
         Verifier(5.0),
-        WorkerJournal(writer, token, lives.get("lives")),
+        SoleHolder(writer, token, histories.get("histories")),
         LIMITS,
     )
     try:
@@ -85,9 +85,9 @@ def columns(episode: Episode) -> list[Any]:
     return found
 
 
-def cut_lives(life: EpisodeHistory) -> list[EpisodeHistory]:
-    """The life as it would be read had the worker died behind each of its entries."""
-    cut = [build_history(life.entries[:n]) for n in range(1, len(life.entries))]
+def cut_histories(history: EpisodeHistory) -> list[EpisodeHistory]:
+    """The history as it would be read had the worker died behind each of its entries."""
+    cut = [build_history(history.entries[:n]) for n in range(1, len(history.entries))]
     return [one for one in cut if one is not None]
 
 
@@ -99,16 +99,21 @@ async def test_an_episode_cut_off_behind_any_entry_ends_as_if_it_never_had_been(
     whole = await play(tmp_path / "whole", chat, 1, script_engine(chat), host(is_deterministic=True))
     recorded = read_journal(tmp_path / "whole").lives[NAME]
     assert columns(recorded.episode()) == columns(whole)
-    assert len(cut_lives(recorded)) == 13, "lease, opening, two parts, three times reply, intent, result"
-    for number, life in enumerate(cut_lives(recorded)):
+    assert len(cut_histories(recorded)) == 14, "lease, opening, two parts, three times reply, intent, result; score"
+    for number, history in enumerate(cut_histories(recorded)):
         engine = script_engine(chat, ())
         resumed = await play(
-            tmp_path / f"cut{number}", chat, 2, _Continuing(engine), host(is_deterministic=True), lives={NAME: life}
+            tmp_path / f"cut{number}",
+            chat,
+            2,
+            _Continuing(engine),
+            host(is_deterministic=True),
+            histories={NAME: history},
         )
         assert columns(resumed) == columns(whole), f"cut behind entry {number}"
         assert (resumed.reward, resumed.failure) == (1.0, None)
         assert resumed.turns[0].effects[0].result == whole.turns[0].effects[0].result
-        assert len(engine.delivered) == whole.num_sampled_tokens - life.num_sampled_tokens, (
+        assert len(engine.delivered) == whole.num_sampled_tokens - history.num_sampled_tokens, (
             "nothing that was on record again"
         )
 
@@ -129,41 +134,41 @@ class _Continuing:
 
 async def test_no_call_runs_twice_in_one_instance_whatever_is_cut(chat: Any, tmp_path: Path) -> None:
     await play(tmp_path / "whole", chat, 1, script_engine(chat, ()), host(is_deterministic=True))
-    life = read_journal(tmp_path / "whole").lives[NAME]
-    for number, cut in enumerate(cut_lives(life)):
+    history = read_journal(tmp_path / "whole").lives[NAME]
+    for number, cut in enumerate(cut_histories(history)):
         await play(
             tmp_path / f"{number}",
             chat,
             2,
             _Continuing(script_engine(chat, ())),
             host(is_deterministic=True),
-            lives={NAME: cut},
+            histories={NAME: cut},
         )
     assert len(set(Counting.calls)) == len(Counting.calls)
 
 
 async def cut_before(chat: Any, folder: Path, kind: type, nth: int = 1, **declared: Any) -> EpisodeHistory:
-    """The life of an episode whose worker died before the nth entry of a kind."""
+    """The history of an episode whose worker died before the nth entry of a kind."""
     await play(folder, chat, 1, script_engine(chat, ()), host(**declared))
     entries = read_journal(folder).lives[NAME].entries
     at = [n for n, entry in enumerate(entries) if isinstance(entry, kind)][nth - 1]
-    life = build_history(entries[:at])
-    assert life is not None
-    return life
+    history = build_history(entries[:at])
+    assert history is not None
+    return history
 
 
 async def test_an_environment_that_declares_nothing_is_lost_with_its_worker(chat: Any, tmp_path: Path) -> None:
-    life = await cut_before(chat, tmp_path / "a", StepResultRecorded, 2)
-    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(), lives={NAME: life})
+    history = await cut_before(chat, tmp_path / "a", StepResultRecorded, 2)
+    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(), histories={NAME: history})
     assert str(episode.failure).startswith("environment(lost)")
     assert (episode.reward, Counting.instances) == (None, 1)
 
 
 async def test_an_external_call_of_unknown_outcome_is_never_repeated(chat: Any, tmp_path: Path) -> None:
     declared = {"is_deterministic": True, "external_tools": frozenset({"query"})}
-    life = await cut_before(chat, tmp_path / "a", StepResultRecorded, 2, **declared)
+    history = await cut_before(chat, tmp_path / "a", StepResultRecorded, 2, **declared)
     Counting.calls.clear()
-    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(**declared), lives={NAME: life})
+    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(**declared), histories={NAME: history})
     assert str(episode.failure).startswith("environment(outcome_unknown)")
     assert Counting.calls == []
 
@@ -173,10 +178,10 @@ async def test_an_external_call_on_record_is_not_replayed_but_remembered(chat: A
     await play(tmp_path / "a", chat, 1, script_engine(chat, ()), host(**declared))
     entries = read_journal(tmp_path / "a").lives[NAME].entries
     at = next(n for n, entry in enumerate(entries) if isinstance(entry, StepResultRecorded))
-    life = build_history(entries[: at + 1])
+    history = build_history(entries[: at + 1])
     Counting.calls.clear()
     engine = _Continuing(script_engine(chat, ()))
-    episode = await play(tmp_path / "b", chat, 2, engine, host(**declared), lives={NAME: life})
+    episode = await play(tmp_path / "b", chat, 2, engine, host(**declared), histories={NAME: history})
     assert (episode.failure, episode.reward) == (None, 1.0)
     assert [name for _, name in Counting.calls] == [f"{NAME}/1.0"], "only the second call ran"
 
@@ -191,8 +196,8 @@ async def test_a_deterministic_environment_that_answers_otherwise_is_found_out(c
     moody = InlineHost(replace(faulty, create=Moody, is_deterministic=True), FaultyOptions(), 5.0)
     await play(tmp_path / "a", chat, 1, script_engine(chat, ()), moody)
     entries = read_journal(tmp_path / "a").lives[NAME].entries
-    life = build_history(entries[:-2])
-    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), moody, lives={NAME: life})
+    history = build_history(entries[:-2])
+    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), moody, histories={NAME: history})
     assert str(episode.failure).startswith("environment(nondeterministic)")
 
 
@@ -207,8 +212,10 @@ async def test_a_scaffold_that_asks_otherwise_when_run_again_is_named(chat: Any,
 
     environments = host(is_deterministic=True)
     await play(tmp_path / "a", chat, 1, script_engine(chat, ()), environments, Fickle())
-    life = build_history(read_journal(tmp_path / "a").lives[NAME].entries[:-3])
-    episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), environments, Fickle(), lives={NAME: life})
+    history = build_history(read_journal(tmp_path / "a").lives[NAME].entries[:-3])
+    episode = await play(
+        tmp_path / "b", chat, 2, script_engine(chat, ()), environments, Fickle(), histories={NAME: history}
+    )
     assert str(episode.failure).startswith("scaffold(nondeterministic): run again, the scaffold differs")
     assert "the prompt of turn 0" in str(episode.failure)
 
@@ -224,17 +231,17 @@ async def test_a_parked_episode_keeps_the_part_of_its_reply(chat: Any, tmp_path:
             return await super().generate(request)
 
     writer = JournalWriter(tmp_path / "a", "worker")
-    journal = WorkerJournal(writer, 1)
+    journal = SoleHolder(writer, 1)
     player = Player("main", Parks(chat, in_turn(CALL, CALL, ANSWER), [], moves=False), chat, Sampling())
     environments = host(is_deterministic=True)
-    runner = EpisodeRunner(player, ToolCalling(), environments, Verifier(5.0), journal, LIMITS)
+    runner = EpisodeRunner({"agent": player}, ToolCalling(), environments, Verifier(5.0), journal, LIMITS)
     with pytest.raises(EpisodeParked):
         await runner.run(runner.open(build_ticket()), nothing)
     await writer.close()
-    life = read_journal(tmp_path / "a").lives[NAME]
-    assert (len(life.turns), [len(p.generation.token_ids) for p in life.parts], life.ended) == (1, [4], None)
+    history = read_journal(tmp_path / "a").lives[NAME]
+    assert (len(history.turns), [len(p.generation.token_ids) for p in history.parts], history.ended) == (1, [4], None)
     resumed = await play(
-        tmp_path / "b", chat, 2, _Continuing(script_engine(chat, ())), environments, lives={NAME: life}
+        tmp_path / "b", chat, 2, _Continuing(script_engine(chat, ())), environments, histories={NAME: history}
     )
     assert (resumed.reward, len(resumed.turns)) == (1.0, 3)
     assert resumed.turns[1].aborts == 1

@@ -8,17 +8,17 @@ from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing, play
 
 from agentrl.envs.inline import InlineHost
 from agentrl.rewards.verifier import Verifier
-from agentrl.rollouts.journal import NoJournal, NoLog
+from agentrl.rollouts.episode_log import NoJournal, NoLog
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.rollouts.session import session_key
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.clock import run_virtual
 from agentrl.testing.environments import FaultyEnvironment, FaultyOptions, faulty
-from agentrl.testing.journal import RecordingJournal
+from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.testing.scripted import AbortingEngine, ScriptedEngine
 from agentrl.types.environment import Score
 from agentrl.types.episode import StopReason
-from agentrl.types.errors import StorageError
+from agentrl.types.errors import Boundary, StorageError
 from agentrl.types.generation import Sampling
 from agentrl.types.message import Message, Role, ToolCall
 from agentrl_scaffolds.tool_calling import ToolCalling
@@ -155,7 +155,19 @@ async def test_a_scaffold_that_raises_is_a_failure_of_the_scaffold(chat):
             raise KeyError("memory")
 
     episode = await play(chat, ScriptedEngine(chat, in_turn(ANSWER)), scaffold=Broken())
-    assert str(episode.failure) == "scaffold(run): KeyError: 'memory'"
+    assert str(episode.failure).startswith("scaffold(run): KeyError: 'memory' (line ")
+
+
+async def test_an_agent_that_the_recipe_does_not_name_is_a_failure_that_names_it(chat):
+    class Misnaming:
+        async def run(self, context) -> None:
+            opening = await context.start()
+            await context.agent("balck").generate(opening.messages)
+
+    episode = await play(chat, ScriptedEngine(chat, in_turn(ANSWER)), Misnaming())
+    assert (episode.failure.boundary, episode.failure.kind) == (Boundary.SCAFFOLD, "unknown_agent")
+    assert episode.failure.message == "no agent 'balck' acts here; the recipe names agent"
+    assert (episode.turns, episode.reward) == ((), None)
 
 
 class Stubborn:
@@ -227,7 +239,7 @@ async def test_cancellation_passes_and_leaves_a_record_of_what_was_played(chat):
             self.closed.set()
 
     player = Player("main", ScriptedEngine(chat, in_turn(CALL)), chat, Sampling())
-    runner = EpisodeRunner(player, Stubborn(3), host_of(Waiting), None, RecordingJournal(), LIMITS)
+    runner = EpisodeRunner({"agent": player}, Stubborn(3), host_of(Waiting), None, RecordingJournal(), LIMITS)
     record = runner.open(build_ticket())
     task = asyncio.create_task(runner.run(record, acting.wait))
     await acting.wait()
@@ -244,7 +256,9 @@ async def test_episodes_of_one_runner_do_not_mix(chat):
         return Message(Role.ASSISTANT, f"answer of {session.split('/')[1]}")
 
     player = Player("main", ScriptedEngine(chat, script), chat, Sampling())
-    runner = EpisodeRunner(player, ToolCalling(), host_of(FaultyEnvironment), Verifier(1.0), RecordingJournal(), LIMITS)
+    runner = EpisodeRunner(
+        {"agent": player}, ToolCalling(), host_of(FaultyEnvironment), Verifier(1.0), RecordingJournal(), LIMITS
+    )
 
     names = [f"episode-{n}" for n in range(20)]
     episodes = await asyncio.gather(*(runner.run(runner.open(build_ticket(name)), nothing) for name in names))

@@ -8,8 +8,9 @@ from agentrl.journal.entries import StepResultRecorded, unpack
 from agentrl.journal.frames import Frame
 from agentrl.journal.segments import read_segment, segment_paths
 from agentrl.journal.writer import JournalWriter
-from agentrl.rollouts.durable import WorkerJournal, WorkerLog
+from agentrl.rollouts.durable import WorkerLog
 from agentrl.testing.builders import build_ticket
+from agentrl.testing.sole_holder import SoleHolder
 from agentrl.types.environment import Opening, StepResult
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.message import Message, Role
@@ -20,7 +21,7 @@ LIMIT_BYTES = 2000
 @pytest.fixture
 async def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerLog:
     monkeypatch.setattr("agentrl.journal.writer.MAX_PAYLOAD_BYTES", LIMIT_BYTES)
-    return await WorkerJournal(JournalWriter(tmp_path, "worker-0"), 1).open(build_ticket(), ())
+    return await SoleHolder(JournalWriter(tmp_path, "worker-0"), 1).open(build_ticket(), ())
 
 
 def _long(role: Role) -> tuple[Message, ...]:

@@ -18,7 +18,7 @@ from agentrl.algorithms.config import AlgorithmConfig, IcePopConfig, PpoConfig
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig
 from agentrl.trainer.rank import RankSpec, TrainerRank
 from agentrl.types.batch import TrainBatch
-from agentrl.types.explanation import Fate
+from agentrl.types.explanation import TokenStatus
 from agentrl.types.version import PolicyVersion
 
 # Small micro-batches, so that sequences are computed in another order than that of the batch.
@@ -73,19 +73,19 @@ def test_each_token_has_the_log_probability_of_the_weights_before_the_step(rank,
     assert compared == explained.report.metrics["trainer/computed_tokens"] > 10
 
 
-def test_fates_add_up_to_what_the_step_reports(rank, batch):
+def test_statuses_add_up_to_what_the_step_reports(rank, batch):
     explained = rank.explain_step(batch)
-    fates = [fate for episode in explained.terms for terms in episode if terms for fate in terms.fates]
-    rejected = fates.count(Fate.REJECTED) / len(fates)
+    statuses = [status for episode in explained.terms for terms in episode if terms for status in terms.statuses]
+    rejected = statuses.count(TokenStatus.REJECTED) / len(statuses)
     assert explained.report.metrics["trainer/rejected_fraction"] == pytest.approx(rejected)
     assert 0 < rejected < 1
-    assert {Fate.CLIPPED_LOW, Fate.CLIPPED_HIGH, Fate.KEPT} <= set(fates)
+    assert {TokenStatus.CLIPPED_LOW, TokenStatus.CLIPPED_HIGH, TokenStatus.KEPT} <= set(statuses)
 
 
 def test_episodes_without_advantage_are_explained_by_nothing(rank, batch):
     explained = rank.explain_step(batch)
-    assert explained.advantages[0] == pytest.approx((2 / 3) / (math.sqrt(1 / 3) + 1e-4))
-    assert explained.advantages[-2:] == (0.0, 0.0)
+    assert explained.advantages[0][""] == pytest.approx((2 / 3) / (math.sqrt(1 / 3) + 1e-4))
+    assert explained.advantages[-2:] == ({"": 0.0}, {"": 0.0})
     assert [terms for episode in explained.terms[-2:] for terms in episode] == [None, None]
     assert None not in [terms for episode in explained.terms[:-2] for terms in episode]
 

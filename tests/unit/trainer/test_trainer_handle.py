@@ -28,7 +28,7 @@ class ScriptedRank:
     def is_killed(self) -> bool:
         return self._killed.is_set()
 
-    async def call(self, method: str, *arguments: Any, result: type, deadline_s: float) -> Any:
+    async def call_encoded(self, method: str, request: bytes, result: type, deadline_s: float) -> Any:
         for _ in range(self._passes):
             await asyncio.sleep(0)
         if self._end is HANGS:

@@ -32,7 +32,7 @@ from agentrl.trainer.selection import select_sequences
 from agentrl.trainer.step import run_step
 from agentrl.types.batch import TrainBatch
 from agentrl.types.errors import TrainerError
-from agentrl.types.explanation import Fate
+from agentrl.types.explanation import TokenStatus
 from agentrl.types.version import PolicyVersion
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -199,7 +199,7 @@ def test_losses_against_the_sampling_policy_stay_against_it_in_the_second_epoch(
     assert np.abs(terms.proximal_ratios - 1).max() > 1e-3
 
 
-def test_fates_are_those_of_the_last_epoch(tiny_model, network):
+def test_statuses_are_those_of_the_last_epoch(tiny_model, network):
     batch = make_batch(network, noise=0.3)
     trace = LossTrace()
     step_of(tiny_model, batch, TWICE, SGD, trace)
@@ -207,10 +207,11 @@ def test_fates_are_those_of_the_last_epoch(tiny_model, network):
     terms = [one for episode in trace.by_trajectory(batch, places) for one in episode if one]
     seen = 0
     for one, episode in zip(terms, batch.episodes, strict=False):
-        for ratio, fate in zip(one.proximal_ratios, one.fates, strict=True):
+        for ratio, status in zip(one.proximal_ratios, one.statuses, strict=True):
             advantage = episode.reward - np.mean([e.reward for e in batch.episodes if e.group == episode.group])
             is_out = ratio > 1.03 if advantage > 0 else ratio < 0.98
-            assert fate == (Fate.KEPT if not is_out else Fate.CLIPPED_HIGH if advantage > 0 else Fate.CLIPPED_LOW)
+            clipped = TokenStatus.CLIPPED_HIGH if advantage > 0 else TokenStatus.CLIPPED_LOW
+            assert status == (clipped if is_out else TokenStatus.KEPT)
             seen += is_out
     assert seen > 3
 

@@ -32,7 +32,7 @@ from agentrl.trainer.selection import select_sequences
 from agentrl.trainer.step import run_step
 from agentrl.types.batch import TrainBatch
 from agentrl.types.errors import TrainerError
-from agentrl.types.explanation import Fate
+from agentrl.types.explanation import TokenStatus
 from agentrl.types.trajectory import NOT_SAMPLED, Trajectory
 from agentrl.types.version import PolicyVersion
 
@@ -282,12 +282,12 @@ def test_tokens_of_older_weights_are_not_compared(algorithm, tiny_model, store):
 
 
 @ALGORITHMS
-def test_mismatched_tokens_have_a_fate_of_their_own_and_no_weight(algorithm, tiny_model, store):
+def test_mismatched_tokens_have_a_status_of_their_own_and_no_weight(algorithm, tiny_model, store):
     run = Run(tiny_model, store / "run", algorithm)
     explained = run.rank.explain_step(swapped(run.batch()))
     for number, ((terms,), advantage) in enumerate(zip(explained.terms, explained.advantages, strict=True)):
         assert advantage != 0
-        assert (set(terms.fates) == {Fate.MISMATCHED}) == (number in SWAPPED)
+        assert (set(terms.statuses) == {TokenStatus.MISMATCHED}) == (number in SWAPPED)
         assert (terms.weights == 0).all() == (number in SWAPPED)
     assert explained.report.metrics["trainer/rejected_fraction"] == 0
     assert explained.report.metrics["trainer/computed_tokens"] == 7 * REPLY * algorithm.epochs

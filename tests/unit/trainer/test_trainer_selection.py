@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.algorithms.config import AlgorithmConfig, DppoConfig
 from agentrl.testing.builders import build_episode, build_ticket
-from agentrl.trainer.selection import select_sequences
+from agentrl.trainer.selection import batch_advantages, select_sequences
 from agentrl.trainer.sequence import supervised_sequence
 from agentrl.types.batch import TrainBatch, TrainEpisode, TrainTrajectory
 from agentrl.types.generation import KeptTokens
@@ -128,3 +128,24 @@ def test_only_fresh_tokens_have_staleness_zero():
     trained = (TrainTrajectory(plain, plain.sampled, staleness, fresh),)
     chosen = select_sequences(batch(TrainEpisode("e", 0, 1.0, trained), episode(0, 0.0, plain)), DR)
     assert chosen[0].staleness.tolist() == [2, 2, 1, 0, 0, 0]
+
+
+def by_agents(group: int, **rewards: float) -> TrainEpisode:
+    """An episode in which several agents of the policy act, each with a trajectory."""
+    branches = [dataclasses.replace(trajectory(), agent=agent) for agent in rewards]
+    whole = episode(group, sum(rewards.values()) / len(rewards), *branches)
+    return dataclasses.replace(whole, agent_rewards=rewards)
+
+
+def test_each_agent_is_compared_with_itself_in_the_other_episodes_of_its_group():
+    games = batch(by_agents(0, white=1.0, black=0.0), by_agents(0, white=0.0, black=1.0), by_agents(1, white=5.0))
+    assert batch_advantages(games, DR) == [{"white": 0.5, "black": -0.5}, {"white": -0.5, "black": 0.5}, {"white": 0.0}]
+    # The sums of their rewards are equal, which would have taught nothing.
+    first, *_, last = select_sequences(games, DR)
+    assert (first.advantages.tolist(), last.advantages.tolist()) == ([0.5] * 6, [0.5] * 6)
+
+
+def test_what_one_agent_always_gets_does_not_move_the_others_baseline():
+    games = batch(by_agents(0, guide=1.0, player=0.0), by_agents(0, guide=1.0, player=1.0))
+    assert batch_advantages(games, DR) == [{"guide": 0.0, "player": -0.5}, {"guide": 0.0, "player": 0.5}]
+    assert len(select_sequences(games, DR)) == 2, "the guide has nothing to learn"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,9 @@ from agentrl.types.errors import (
 def test_a_foreign_exception_becomes_a_failure_of_the_boundary_it_crossed():
     with pytest.raises(EpisodeError) as caught, boundary(Boundary.SANDBOX, "start"):
         raise FileNotFoundError("no bwrap")
-    assert caught.value.failure == Failure(Boundary.SANDBOX, "start", "FileNotFoundError: no bwrap")
+    failure = caught.value.failure
+    assert (failure.boundary, failure.kind) == (Boundary.SANDBOX, "start")
+    assert failure.message.startswith("FileNotFoundError: no bwrap (line ")
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
@@ -71,3 +75,20 @@ def test_a_failure_reads_as_boundary_kind_and_message():
 
 def test_a_configuration_error_is_a_value_error_too():
     assert issubclass(ConfigError, ValueError)
+
+
+def test_a_failure_names_the_line_that_raised_and_keeps_the_traceback():
+    with pytest.raises(EpisodeError) as caught, boundary(Boundary.SCAFFOLD, "run"):
+        json.loads("no JSON")
+    line = next(number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "no JSON" in text)
+    place = f"(line {line} of {__file__}, in test_a_failure_names_the_line_that_raised_and_keeps_the_traceback)"
+    assert caught.value.failure.message.endswith(place)
+    assert "JSONDecodeError" in caught.value.failure.trace.splitlines()[-1]
+    assert "decoder.py" in caught.value.failure.trace
+
+
+def test_a_long_traceback_keeps_its_end():
+    with pytest.raises(EpisodeError) as caught, boundary(Boundary.SCAFFOLD, "run"):
+        raise ValueError("x" * 100_000 + "end")
+    assert caught.value.failure.trace.startswith("...x")
+    assert caught.value.failure.trace.endswith("xend\n")

@@ -135,3 +135,8 @@ def test_a_task_is_named_by_environment_split_and_ordinal():
 )
 def test_sampling_says_whether_it_truncates(sampling, truncates):
     assert sampling.truncates is truncates
+
+
+def test_a_turns_reward_does_not_hide_an_agents_of_the_same_name():
+    with pytest.raises(EpisodeError, match="reward of agent 0 is nan"):
+        check_score(Score(1.0, agent_rewards={"0": math.nan}, turn_rewards={0: 1.0}))

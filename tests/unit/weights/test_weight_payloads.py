@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import base64
-import pickle
-import sys
-import types
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,33 +9,11 @@ from hypothesis import strategies as st
 
 from agentrl.engine.unpickler import load_bucket, load_named_tensors
 from agentrl.weights.buckets import plan_buckets
-from agentrl.weights.flattened import FlattenedTensorMetadata, flatten, unflatten
-from agentrl.weights.payloads import bucket_payload, plain_payload, shared_payload
+from agentrl.weights.flattened import FlattenedTensorMetadata, plan_layout, unflatten
+from agentrl.weights.payloads import shared_payload
+from tests.integration.flattened import flatten_by_values
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.float16, torch.int64, torch.uint8)
-
-
-@pytest.fixture
-def sglang_class(monkeypatch: pytest.MonkeyPatch) -> type:
-    """A class where SGLang has its own, as a reader on its side finds it."""
-
-    @dataclass
-    class FlattenedTensorMetadata:
-        name: str
-        shape: torch.Size
-        dtype: torch.dtype
-        start_idx: int
-        end_idx: int
-        numel: int
-
-    module: Any = types.ModuleType("sglang.srt.weight_sync.tensor_bucket")
-    FlattenedTensorMetadata.__module__ = module.__name__
-    FlattenedTensorMetadata.__qualname__ = "FlattenedTensorMetadata"
-    module.FlattenedTensorMetadata = FlattenedTensorMetadata
-    for name in ("sglang", "sglang.srt", "sglang.srt.weight_sync"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return FlattenedTensorMetadata
 
 
 def _tensors(shapes: list[tuple[int, ...]], dtypes: list[torch.dtype]) -> list[tuple[str, torch.Tensor]]:
@@ -57,38 +30,17 @@ def _same(read: dict[str, torch.Tensor], sent: list[tuple[str, torch.Tensor]]) -
 
 
 def test_tensors_lie_one_after_the_other_in_bytes() -> None:
-    flat, layout = flatten([("a", torch.ones(2, 3)), ("b", torch.ones(4).bfloat16())])
-    assert flat.shape == (32,)
+    layout = plan_layout(["a", "b"], [torch.float32, torch.bfloat16], [(2, 3), (4,)])
     assert [(p.name, p.start_idx, p.end_idx, p.numel) for p in layout] == [("a", 0, 24, 6), ("b", 24, 32, 4)]
-
-
-def test_sglang_reads_a_bucket_with_its_own_class(sglang_class: type) -> None:
-    sent = _tensors([(2, 3), (4,)], [torch.float32, torch.bfloat16])
-    bucket = pickle.loads(base64.b64decode(bucket_payload(sent)))
-    first, second = bucket["metadata"]
-    assert type(first) is type(second) is sglang_class
-    assert (second.name, second.shape, second.dtype) == ("t1", torch.Size([4]), torch.bfloat16)
-    raw = bucket["flattened_tensor"]
-    assert raw[second.start_idx : second.end_idx].view(torch.bfloat16).equal(sent[1][1])
-
-
-def test_what_sglang_writes_is_read_as_a_bucket(sglang_class: type) -> None:
-    sent = _tensors([(2, 3), (4,)], [torch.float32, torch.float32])
-    flat, layout = flatten(sent)
-    metadata = [sglang_class(**vars(place)) for place in layout]
-    data = pickle.dumps({"flattened_tensor": flat, "metadata": metadata})
-    assert _same(load_bucket(base64.b64encode(data).decode()), sent)
 
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=5)
 
 
 @given(shapes=SHAPES, start=st.integers(0, len(DTYPES) - 1))
-def test_every_encoding_keeps_every_bit_of_mixed_dtypes(shapes: list[tuple[int, ...]], start: int) -> None:
+def test_a_flattened_bucket_is_read_to_the_last_bit_of_mixed_dtypes(shapes: list[tuple[int, ...]], start: int) -> None:
     sent = _tensors(shapes, [DTYPES[(start + n) % len(DTYPES)] for n in range(len(shapes))])
-    assert _same(load_bucket(bucket_payload(sent)), sent)
-    assert _same(load_named_tensors(plain_payload(sent)), sent)
-    assert _same(unflatten(*flatten(sent)), sent)
+    assert _same(load_bucket(flatten_by_values(sent)), sent)
 
 
 def test_shared_tensors_are_the_senders_memory_and_not_a_copy() -> None:

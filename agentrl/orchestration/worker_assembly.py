@@ -1,0 +1,121 @@
+"""Chooses where a run's episodes are played, and builds the workers that play them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrl import registry
+from agentrl.inference.router import EngineRouter
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.players import build_runners
+from agentrl.orchestration.run_journal import RunJournal
+from agentrl.orchestration.worker_handle import DriverEnd, WorkerProcess
+from agentrl.orchestration.worker_journals import WorkerJournals
+from agentrl.orchestration.worker_pool import WorkerPool
+from agentrl.orchestration.worker_process import WorkerSpec
+from agentrl.protocols import EnvironmentHost, RolloutWorker
+from agentrl.rollouts.episode_log import NoJournal
+from agentrl.rollouts.recorded_replies import Generating
+from agentrl.rollouts.worker import LocalWorker, SessionEnd
+from agentrl.tokens.chat import ChatFormat
+
+LOCAL = "worker-0"
+_BEATS_OF_A_SILENCE = 8
+_LONGEST_BEAT_S = 5.0
+
+
+def num_processes(config: RunConfig) -> int:
+    """Processes that play a run's episodes; 0 where the run's own does. Raises ConfigError for unknown scaffolds."""
+    if config.rollout.workers != "auto":
+        return config.rollout.workers
+    scaffolds = {section.scaffold.name for section in config.environments.values()}
+    return 0 if all(registry.is_shipped(registry.SCAFFOLDS, name) for name in scaffolds) else 1
+
+
+def build_pool(
+    config: RunConfig,
+    logs: Path,
+    routers: Mapping[str, EngineRouter],
+    chats: Mapping[str, ChatFormat],
+    hosts: Mapping[str, EnvironmentHost],
+    journal: RunJournal,
+) -> WorkerPool:
+    """The workers of a run's training episodes: processes, or this one. Raises ConfigError.
+
+    A scaffold that processes play is not even imported here.
+    """
+    journals, count = journal.workers, num_processes(config)
+
+    def end_session(policy: str, session: str) -> None:
+        routers[policy].end_session(session)
+
+    async def start(place: int) -> RolloutWorker:
+        return await start_process(f"worker-{place + 1}", config, logs, hosts, routers, end_session, journals)
+
+    if count > 0:
+        return WorkerPool(start, count, journals, config.rollout.max_attempts, end_session)
+    runners = build_runners(config, routers, chats, hosts, journal.rollouts)
+    return local_pool(LocalWorker(LOCAL, runners, journals.own, end_session), journals, end_session)
+
+
+def build_evaluation_pool(
+    config: RunConfig,
+    logs: Path,
+    engines: Mapping[str, Generating],
+    chats: Mapping[str, ChatFormat],
+    hosts: Mapping[str, EnvironmentHost],
+) -> WorkerPool:
+    """What plays a run's evaluations: a process where training episodes have some, else this one. Raises ConfigError.
+
+    Nothing is on record: an episode whose worker is lost begins anew in the next.
+    """
+    journals = WorkerJournals()
+    if num_processes(config) > 0:
+
+        async def start(place: int) -> RolloutWorker:
+            return await start_process("evaluator", config, logs, hosts, engines, forget_nothing, journals)
+
+        return WorkerPool(start, 1, journals, config.rollout.max_attempts, forget_nothing)
+    runners = build_runners(config, engines, chats, hosts, NoJournal())
+    return local_pool(LocalWorker("evaluator", runners, None, forget_nothing), journals, forget_nothing)
+
+
+def local_pool(worker: LocalWorker, journals: WorkerJournals, end_session: SessionEnd) -> WorkerPool:
+    """One worker on this process's event loop, which cannot be lost."""
+
+    async def start(place: int) -> RolloutWorker:
+        return worker
+
+    return WorkerPool(start, 1, journals, 0, end_session)
+
+
+def forget_nothing(policy: str, session: str) -> None:
+    """A single engine keeps no homes of sessions."""
+
+
+async def start_process(
+    name: str,
+    config: RunConfig,
+    logs: Path,
+    hosts: Mapping[str, EnvironmentHost],
+    engines: Mapping[str, Generating],
+    end_session: SessionEnd,
+    journals: WorkerJournals,
+) -> WorkerProcess:
+    """A worker in a process, with a journal and a folder of logs of its own. Raises WorkerLostError or ConfigError."""
+    silence_s, claim = config.rollout.worker_silence_s, journals.claim
+    folder = logs / name
+    folder.mkdir(exist_ok=True)
+    spec = WorkerSpec(
+        name,
+        config.model_dump_json(),
+        str(folder),
+        beat_s=min(silence_s / _BEATS_OF_A_SILENCE, _LONGEST_BEAT_S),
+        environments={name: host.description for name, host in hosts.items()},
+        journal=str(claim.folder) if claim is not None else None,
+        claim=claim.token if claim is not None else 0,
+    )
+    journals.begin(name)
+    driver = DriverEnd(engines, end_session, journals.note_end)
+    return await WorkerProcess.start(spec, driver, logs / f"{name}.log", silence_s)

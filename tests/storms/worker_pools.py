@@ -1,0 +1,129 @@
+"""Pools of worker processes with a scripted engine in the driver: what real runs have, without model and trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.inference.fleet import Fleet
+from agentrl.inference.router import EngineRouter
+from agentrl.journal.claim import Claim
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.players import build_hosts
+from agentrl.orchestration.run_directory import Progress, RunDirectory
+from agentrl.orchestration.run_journal import RunJournal
+from agentrl.orchestration.worker_assembly import build_pool, num_processes
+from agentrl.orchestration.worker_handle import WorkerProcess
+from agentrl.orchestration.worker_pool import WorkerPool
+from agentrl.protocols import EnvironmentHost
+from agentrl.testing.scripted import ScriptedEngine
+from agentrl.tokens.chat import ChatFormat
+from agentrl.types.episode import Episode, Ticket
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest
+from agentrl.types.message import Message, Role, ToolCall
+from agentrl.types.version import PolicyVersion, VersionSpan
+from tests.storms.task_sampling import task_sampler
+
+FIRST = PolicyVersion(0, 0)
+DIALOGUE = (
+    Message(Role.ASSISTANT, "", (ToolCall("", "schema", {}),)),
+    Message(Role.ASSISTANT, "", (ToolCall("", "query", {"sql": "SELECT count(*) FROM sqlite_master"}),)),
+    Message(Role.ASSISTANT, "", (ToolCall("", "query", {"sql": "SELECT name FROM sqlite_master"}),)),
+    Message(Role.ASSISTANT, "the answer is 93"),
+)
+
+
+class DialogueEngine(ScriptedEngine):
+    """Says the same to everybody, turn by turn; it tells turns by the prompt, since no text comes to an engine."""
+
+    def __init__(self, chat: ChatFormat, dialogue: Sequence[Message], delay_s: float = 0.0) -> None:
+        super().__init__(chat, lambda session, messages: dialogue[-1], FIRST)
+        self._replies = [chat.complete(message) for message in dialogue]
+        self._ends, self._delay_s = np.asarray(chat.stop_token_ids), delay_s
+        self.requests: Counter[tuple[str, int]] = Counter()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        # Tools and question end twice before the first reply, which each turn does once more.
+        turn = int(np.isin(request.prompt_ids, self._ends).sum()) // 2 - 1
+        self.requests[request.session, turn] += 1
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        ids = self._replies[min(turn, len(self._replies) - 1)]
+        spans = (VersionSpan(FIRST, 0, len(ids)),)
+        return Generation(ids, np.zeros(len(ids), np.float32), spans, spans, FinishReason.STOP)
+
+
+@dataclass
+class PlayedPool:
+    """A pool that plays, its engine, and what it needs to be asked."""
+
+    pool: WorkerPool
+    engine: DialogueEngine
+    journal: RunJournal
+    hosts: dict[str, EnvironmentHost]
+    config: RunConfig
+
+    def ticket(self, number: int, attempt: int = 0) -> Ticket:
+        """An episode of its own task."""
+        [(environment, section)] = self.config.environments.items()
+        task = task_sampler(section, self.config.seed)(number)
+        return Ticket(f"train-{number:06d}-0", task, number, 0, attempt, number, {"main": FIRST}, environment)
+
+    def processes(self) -> list[int]:
+        """Process ids of the workers that are not in this process."""
+        return [worker.pid for worker in self.pool._workers.values() if isinstance(worker, WorkerProcess)]
+
+    async def play(self, numbers: Sequence[int]) -> list[Episode]:
+        """Episodes at once, in the order of their numbers."""
+        return await asyncio.gather(*(self.pool.play(self.ticket(number), (), nothing) for number in numbers))
+
+
+def make_run(model: Path, folder: Path, **sections: Any) -> RunDirectory:
+    """The folder of a run of the counting SQL environment; `sections` replace parts of its configuration."""
+    table: dict[str, Any] = {
+        "name": "pool",
+        "steps": 1,
+        "runs_folder": folder,
+        "policies": {"main": {"model": model, "chat": {"renderer": "qwen3"}}},
+        "environment": {
+            "name": "tests.storms.kill_plugins:counting",
+            "placement": "inline",
+            "options": {"count_file": str(folder / "count.txt"), "linger_s": 0.0},
+        },
+    }
+    for name, section in sections.items():
+        table[name] = {**table.get(name, {}), **section}
+    return RunDirectory.create(RunConfig.model_validate(table))
+
+
+@asynccontextmanager
+async def playing(
+    run: RunDirectory, dialogue: Sequence[Message] = DIALOGUE, delay_s: float = 0.0
+) -> AsyncIterator[PlayedPool]:
+    """A pool as a run has it, with the run's journal."""
+    config = run.config()
+    policy = next(iter(config.policies.values()))
+    chat = ChatFormat.load(policy.model, policy.chat)
+    engine = DialogueEngine(chat, dialogue, delay_s)
+    progress = Progress({"main": FIRST})
+    journal = RunJournal.open(Claim.take(run.journal), run, config, progress, set(), False)
+    hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0)
+    routers = {"main": EngineRouter(Fleet([engine], FIRST))}
+    pool = build_pool(config, run.logs, routers, {"main": chat}, hosts, journal)
+    try:
+        async with pool.running():
+            yield PlayedPool(pool, engine, journal, hosts, config)
+    finally:
+        await asyncio.gather(*(host.close() for host in hosts.values()))
+        await journal.close()
+
+
+async def nothing() -> None:
+    """No buffer waits for the place."""
