@@ -32,6 +32,7 @@ from tests.servers.process import running_server
 
 FIRST_VERSION = "0.0"
 _START_S = 240.0
+_DEADLINE_S = 60.0
 _ROUTING_KEYS = ("return_routed_experts", "routed_experts_start_len")
 _rid_numbers = itertools.count()
 
@@ -62,7 +63,7 @@ class EngineCalls:
         headers = {"authorization": f"Bearer {server.token}"} if server.token else {}
         limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
         self.http = httpx.AsyncClient(
-            base_url=server.url, headers=headers, timeout=60.0, trust_env=False, limits=limits
+            base_url=server.url, headers=headers, timeout=_DEADLINE_S, trust_env=False, limits=limits
         )
 
     @classmethod
@@ -116,7 +117,7 @@ class EngineCalls:
             return last
 
         task = asyncio.create_task(follow())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(_DEADLINE_S):
             await has_begun.wait()
         return task
 
@@ -130,7 +131,7 @@ class EngineCalls:
 
     async def wait_for(self, running: int | None = None, waiting: int | None = None) -> None:
         """Until so many requests run and wait."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(_DEADLINE_S):
             while True:
                 num_running, num_waiting = await self.count()
                 if running in (None, num_running) and waiting in (None, num_waiting):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import zlib
@@ -18,6 +19,10 @@ class CoinOptions(ConfigModel):
     faults: tuple[str, ...] = ()
     every: int = 1
     is_flat: bool = False
+    first_waits_for: int = 0  # the task, counted from 0, whose start lets the first one go on
+
+
+_newest = 0  # of the tasks that were started in this process
 
 
 class Coin:
@@ -31,9 +36,12 @@ class Coin:
         self._fault = options.faults[place % len(options.faults)] if options.faults and not is_well else ""
         self._task = task
         self._is_flat = options.is_flat
+        self._waits_for = 0 if task.ordinal else options.first_waits_for
         self._reply = ""
 
     async def start(self) -> Opening:
+        global _newest
+        _newest = max(_newest, self._task.ordinal)
         return Opening((Message(Role.USER, f"count {self._task.ordinal}"),))
 
     async def step(self, action: Message) -> StepResult:
@@ -44,6 +52,8 @@ class Coin:
             time.sleep(3600)  # noqa: ASYNC251 - to block the loop is the fault
         if self._fault == "crash":
             os._exit(3)
+        while _newest < self._waits_for:
+            await asyncio.sleep(0.01)
         return StepResult(is_done=True)
 
     async def score(self) -> Score:

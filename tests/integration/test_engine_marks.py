@@ -23,17 +23,18 @@ from agentrl.types.weights import FolderWeights, PauseMode
 from tests.integration import runs
 
 FIRST = PolicyVersion(0, 0)
-NUM_TOKENS = 600
+NUM_TOKENS = 3500  # by far more than are drawn until the request is aborted
 ENDLESS = "steps=100000"
+PLAIN = Sampling()
 
 
 def _client(engine: EngineCalls, mark: str) -> EngineClient:
     return EngineClient(mark, engine.server.url, ClientConfig(), token=engine.server.token, mark=mark)
 
 
-def _request(rid: str, num_tokens: int = 4) -> GenerationRequest:
+def _request(rid: str, num_tokens: int = 4, sampling: Sampling = PLAIN) -> GenerationRequest:
     prompt = np.asarray([20, 31, 42, 53], np.int32)
-    return GenerationRequest(rid, rid, prompt, num_tokens, (), Sampling(), 7, expects=FIRST)
+    return GenerationRequest(rid, rid, prompt, num_tokens, (), sampling, 7, expects=FIRST)
 
 
 async def test_a_run_has_its_versions_back_without_its_mark(engine: EngineCalls) -> None:
@@ -111,9 +112,12 @@ async def test_of_runs_that_take_an_engine_at_the_same_time_exactly_one_has_it(
 async def test_a_foreign_mark_is_noticed_by_every_look_and_every_answer(engine: EngineCalls) -> None:
     client = _client(engine, "mine")
     await take(client, FIRST)
-    playing = asyncio.create_task(client.generate(_request("taken-away-0001", NUM_TOKENS)))
+    # Draws so cold go round in circles: no end token comes before the request is aborted.
+    long = _request("taken-away-0001", NUM_TOKENS, Sampling(temperature=0.1))
+    playing = asyncio.create_task(client.generate(long))
     await engine.wait_for(running=1)
     await engine.ok("/update_weight_version", new_version="0.0@theirs", abort_all_requests=False)
+    await engine.post("/abort_request", abort_all=True)
     for look in (client.ping, client.probe, client.receipt):
         with pytest.raises(EngineTakenError, match="belongs to the run 'theirs' by now"):
             await look()
