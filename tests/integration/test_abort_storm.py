@@ -11,7 +11,7 @@ pytestmark = pytest.mark.long
 NUM_ABORTS = 500
 NUM_ABORTS_UNPROTECTED = 100
 NUM_ABORTS_DRAINED = 150
-MAX_DRAIN_S = 0.3
+MAX_DRAIN_S = 0.1
 
 
 async def _blow(engine: EngineCalls, num_aborts: int, max_drain_s: float = 0.0, **faults: bool) -> StormReport:
@@ -36,10 +36,10 @@ async def test_a_storm_of_aborts_loses_no_token_and_no_span_lies(engine: EngineC
 @pytest.mark.slow
 async def test_a_storm_over_an_engine_that_drains_loses_no_token_and_no_span_lies(engine: EngineCalls) -> None:
     report = await _blow(engine, NUM_ABORTS_DRAINED, MAX_DRAIN_S)
-    assert report.drained > 20
-    assert report.cut > 20
+    assert report.drained > 0
+    assert report.cut > 0
     assert report.aborts_with_tokens > 20
-    assert report.publishes > 10
+    assert report.publishes > 2
     assert (report.tokens_lost, report.tokens_twice) == (0, 0)
     assert report.max_gap < 1e-3
 

@@ -42,7 +42,8 @@ LIMITS = Limits(max_turns=1 << 20, max_context_tokens=600, max_reply_tokens=160,
 class StormPlan:
     """How hard it blows: `models` are the weights of even and odd steps, the engine starting with the even ones.
 
-    With `max_drain_s` the engine is let finish before each pause, for a random part of that.
+    With `max_drain_s` the engine is let finish before each pause: every other time, by chance, for a random part of
+    that, else until it has.
     """
 
     models: tuple[Path, Path]
@@ -114,7 +115,8 @@ class Storm:
             return await self._swap(version)
         member = self._fleet.members[self._client.name]
         with self._fleet.held(member.name):
-            drained = await drain(member, self._random.uniform(0, self._plan.max_drain_s))
+            short_s = self._random.uniform(0, self._plan.max_drain_s)
+            drained = await drain(member, self._random.choice((short_s, self._plan.deadline_s)))
             self._drained, self._cut = self._drained + drained.finished, self._cut + drained.cut
             return await self._swap(version)
 
