@@ -19,7 +19,13 @@ NEIGHBOURS = {
     ("telemetry", "protocols"): "names the seam that its sinks fill",
 }
 SHIPPED_TESTING = {"agentrl.orchestration.transcripts": {"agentrl.testing.scripted"}}
-PLUGIN_SURFACE = ("agentrl.types", "agentrl.protocols", "agentrl.config.base", "agentrl.envs.definition")
+PLUGIN_SURFACE = (
+    "agentrl.types",
+    "agentrl.protocols",
+    "agentrl.config.base",
+    "agentrl.envs.authoring",
+    "agentrl.envs.definition",
+)
 # Who may import an environment's code into its own process, and why.
 IMPORTS_ENVIRONMENTS = {
     "agentrl.envs.worker": "is the environment's own process",

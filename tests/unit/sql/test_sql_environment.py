@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from agentrl.types.message import Message, Role, ToolCall
+from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 from agentrl.types.task import Split
 from agentrl_environments.sql.database import Database, QueryError
 from agentrl_environments.sql.environment import SqlEnvironment
@@ -40,6 +40,15 @@ async def test_looking_querying_and_answering_scores_one():
     assert await judge(environment, f" {right_answer().upper()}. ") == 1.0
     await environment.close()
     await environment.close()
+
+
+async def test_its_tools_are_told_as_they_always_were():
+    """A policy that was trained has read these very words."""
+    schema, query = (await SqlEnvironment(OPTIONS, TASK).start()).tools
+    assert schema == ToolSpec("schema", "List the tables and their columns.", {"type": "object", "properties": {}})
+    parameters = {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]}
+    assert query == ToolSpec("query", "Run one SELECT and return its rows.", parameters)
+    assert list(query.parameters) == list(parameters)
 
 
 async def test_the_right_answer_without_any_query_scores_nothing():
@@ -120,9 +129,11 @@ async def test_rows_beyond_the_limit_are_cut_and_the_cut_is_named():
 
 async def test_wrong_tools_and_arguments_are_observations():
     environment = SqlEnvironment(OPTIONS, TASK)
-    assert await observe(environment, "delete") == "error: no tool 'delete'; there are schema and query"
-    assert await observe(environment, "query") == "error: query needs the argument sql, a string"
-    assert await observe(environment, "query", sql=3) == "error: query needs the argument sql, a string"
+    assert await observe(environment, "delete") == "error: no tool 'delete'; there are schema, query"
+    missing = "error: query: argument sql is missing; its arguments are sql"
+    assert await observe(environment, "query") == missing
+    wrong = "error: query: sql: Input should be a valid string (got 3); its arguments are sql"
+    assert await observe(environment, "query", sql=3) == wrong
     malformed = Message(Role.ASSISTANT, "", (ToolCall("c", "query", {}, error="invalid_json"),))
     [message] = (await environment.step(malformed)).messages
     assert message.content == "error: the tool call is malformed (invalid_json)"
