@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.types.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentrl.checking.players import MakePlayer
+    from agentrl.checking.playing import PlayedEpisode, PlayedStep
+    from agentrl.checking.subject import Finding, Subject
+    from agentrl.types.environment import Opening
+    from agentrl.types.message import Message
 
 environments = typer.Typer(help="Environments.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(help="Registered name, or module:attribute.")]
+Options = Annotated[str, typer.Option("--options", help="The environment's options, as JSON.")]
+MaxTurns = Annotated[int, typer.Option(min=1, help="Turns after which an episode is cut off.")]
+_SHOWN = 2000  # characters of a message
 
 
 @environments.callback()
@@ -22,3 +42,176 @@ def list_environments() -> None:
 
     for plugin in registry.list_plugins(registry.ENVIRONMENTS):
         typer.echo(f"{plugin.name:<20} {plugin.target:<50} {plugin.distribution}")
+
+
+@environments.command("run")
+@reported
+def run(
+    name: Name,
+    policy: Annotated[
+        str, typer.Option(help="random, an expert of the environment such as gold, or the URL of an OpenAI-style API.")
+    ] = "random",
+    model: Annotated[str, typer.Option(help="Name of the model, for a URL.")] = "default",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes, each of another task.")] = 1,
+    max_turns: MaxTurns = 20,
+    seed: Annotated[int, typer.Option(help="Of the policy's chance.")] = 0,
+    options: Options = "{}",
+) -> None:
+    """Play episodes and print them.
+
+    The key for a URL is taken from OPENAI_API_KEY.
+    """
+    from agentrl.cli.tables import wide_console
+
+    asyncio.run(_play(wide_console(), name, policy, model, episodes, max_turns, seed, _parsed(options)))
+
+
+@environments.command("check")
+@reported
+def check(
+    name: Name,
+    tasks: Annotated[int, typer.Option(min=2, help="Training tasks that are played.")] = 12,
+    max_turns: MaxTurns = 20,
+    options: Options = "{}",
+) -> None:
+    """Try whether an environment keeps what it promises; the exit status is 1 where it does not."""
+    from agentrl.checking.subject import Verdict
+    from agentrl.cli.tables import wide_console
+
+    findings = asyncio.run(_check(wide_console(), name, tasks, max_turns, _parsed(options)))
+    failed = [finding for finding in findings if finding.verdict is Verdict.FAILED]
+    typer.echo()
+    if failed:
+        typer.secho(f"{name}: {len(failed)} of {len(findings)} checks failed", fg="red")
+        raise typer.Exit(1)
+    typer.secho(f"{name} keeps what it promises", fg="green")
+
+
+async def _check(console: Console, name: str, tasks: int, max_turns: int, options: dict[str, Any]) -> list[Finding]:
+    from agentrl.checking import checks
+
+    findings: list[Finding] = []
+    async with checks.opened(name, options, tasks, max_turns) as subject:
+        console.print(f"{subject.name}: {subject.definition.description}\n")
+        with console.status("") as status:
+            for name_of_check in checks.CHECKS:
+                status.update(f"{name_of_check} ...")
+                findings.append(await checks.check(subject, name_of_check))
+                _show_finding(console, findings[-1])
+    return findings
+
+
+def _show_finding(console: Console, finding: Finding) -> None:
+    from rich.markup import escape
+
+    from agentrl.checking.subject import Verdict
+
+    mark, colour = {
+        Verdict.OK: ("✓", "green"),
+        Verdict.NOTE: ("!", "yellow"),
+        Verdict.FAILED: ("✗", "red"),
+        Verdict.SKIPPED: ("-", "dim"),
+    }[finding.verdict]
+    console.print(f"  [{colour}]{mark}[/] {finding.check:<18} {escape(finding.message)}")
+    if finding.remedy:
+        console.print(f"    {'':<18} [{colour}]→[/] {escape(finding.remedy)}")
+
+
+async def _play(
+    console: Console,
+    name: str,
+    policy: str,
+    model: str,
+    episodes: int,
+    max_turns: int,
+    seed: int,
+    options: dict[str, Any],
+) -> None:
+    from agentrl.checking.checks import opened
+    from agentrl.checking.playing import play
+
+    rewards: list[float] = []
+    async with AsyncExitStack() as stack:
+        subject = await stack.enter_async_context(opened(name, options, episodes, max_turns))
+        make = await _player(stack, subject, policy, model)
+        shown = _Shown(console)
+        for number, task in enumerate(subject.train_tasks[:episodes]):
+            console.rule(task.id, align="left")
+            player = make(task, seed + number)
+            played = await play(subject.host, task, player, max_turns, shown.opening, shown.step)
+            _show_end(console, played)
+            rewards += [] if played.reward is None else [played.reward]
+    if rewards:
+        console.print(f"\nmean reward {sum(rewards) / len(rewards):.3f} of {len(rewards)} episodes")
+
+
+async def _player(stack: AsyncExitStack, subject: Subject, policy: str, model: str) -> MakePlayer:
+    """Players of a policy by name or URL. Raises ConfigError."""
+    if policy == "random":
+        return subject.players["random"]
+    if "://" not in policy:
+        return subject.expert(policy)
+    import os
+
+    from agentrl.cli.extras import missing_packages, remedy
+
+    if missing_packages("train"):
+        raise ConfigError(f"a policy at a URL needs the extra 'train': {remedy('train')}")
+    from agentrl.checking.endpoint import EndpointPlayer
+
+    player = EndpointPlayer(policy, model, os.environ.get("OPENAI_API_KEY"))
+    stack.push_async_callback(player.close)
+    return lambda task, seed: player
+
+
+class _Shown:
+    """Prints an episode while it is played."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def opening(self, opening: Opening) -> None:
+        """The first messages, and the names of the tools."""
+        for message in opening.messages:
+            self._message(message.role.value, message)
+        if opening.tools:
+            self._console.print(f"  tools: {', '.join(spec.name for spec in opening.tools)}", style="dim")
+
+    def step(self, step: PlayedStep) -> None:
+        """What the player did, and the reaction."""
+        self._message(step.agent or "assistant", step.action, "cyan")
+        for message in step.result.messages:
+            self._message(message.role.value, message)
+
+    def _message(self, who: str, message: Message, colour: str = "bold") -> None:
+        from rich.markup import escape
+
+        lines = [message.content] if message.content or not message.tool_calls else []
+        lines += [f"{call.name}({call.raw or json.dumps(call.arguments)})" for call in message.tool_calls]
+        for line in lines:
+            shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}... ({len(line):,} characters)"
+            self._console.print(f"  [{colour}]{who:>9}[/]  {escape(shown)}", soft_wrap=True)
+
+
+def _show_end(console: Console, played: PlayedEpisode) -> None:
+    from rich.markup import escape
+
+    if played.failure is not None:
+        console.print(f"  [red]failed[/]  {escape(str(played.failure))}", soft_wrap=True)
+        console.print(played.failure.trace, style="dim", markup=False, soft_wrap=True)
+    else:
+        ending = " (cut off: no turns left)" if played.is_cut else ""
+        metrics = {} if played.score is None else played.score.metrics
+        told = "".join(f", {name} {value:g}" for name, value in metrics.items())
+        reward = "none" if played.reward is None else f"{played.reward:g}"
+        console.print(f"  [green]reward {reward}[/]{told}{ending}")
+
+
+def _parsed(options: str) -> dict[str, Any]:
+    try:
+        values = json.loads(options)
+    except ValueError as error:
+        raise ConfigError(f"--options is not JSON ({error}); write it as --options '{{\"key\": 1}}'") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--options is {type(values).__name__}; write an object, as --options '{{\"key\": 1}}'")
+    return values

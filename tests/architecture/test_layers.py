@@ -6,7 +6,7 @@ from collections.abc import Iterator
 LAYERS = (
     {"cli"},
     {"orchestration"},
-    {"rollouts", "trainer", "engine"},
+    {"rollouts", "trainer", "engine", "checking"},
     {"buffer", "weights", "rewards", "envs"},
     {"models", "tokens", "algorithms", "sandbox", "inference", "journal"},
     {"config", "telemetry", "registry", "protocols", "process"},
@@ -30,6 +30,7 @@ PLUGIN_SURFACE = (
 IMPORTS_ENVIRONMENTS = {
     "agentrl.envs.worker": "is the environment's own process",
     "agentrl.envs.hosting": "for a recipe that says inline",
+    "agentrl.checking.checks": "experts are functions of the package that its author checks",
     "agentrl.orchestration.warmstart": "experts are functions of the environment's package",
 }
 # Tests of a benchmark itself.
