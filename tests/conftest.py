@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from agentrl.testing.tiny import make_tiny_model
+
+with suppress(ModuleNotFoundError):  # the machine of tests/gpu has no hypothesis, and none of its tests needs it
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("agentrl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("agentrl")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -129,7 +129,6 @@ def test_an_environment_whose_turn_it_is_is_waited_for_if_something_of_it_will_c
     assert in_turn({"a": [0, 2]}, {"b"}, {"a": 0, "b": 1}, number, 2) == [0, 2], "a dropped group had its turn"
 
 
-@settings(deadline=None)
 @given(
     weights=WEIGHTS,
     seconds=st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.1, 1.0, 10.0])),
@@ -219,7 +218,7 @@ def test_a_step_that_waits_in_vain_names_the_environment_that_it_waits_for():
         run_virtual(Played({"quick": 1.0, "slow": 1.0}, config, {"slow": 1000.0}).run(2))
 
 
-@settings(deadline=None, phases=[Phase.generate, Phase.reuse, Phase.explicit])
+@settings(phases=[Phase.generate, Phase.reuse, Phase.explicit])
 @given(
     weights=WEIGHTS,
     seconds=st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.1, 1.0, 10.0])),

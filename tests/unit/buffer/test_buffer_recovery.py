@@ -12,12 +12,11 @@ from agentrl.buffer.frontier import Frontier
 from agentrl.buffer.recovery import Recovered, recover
 
 TestRecovery = RecoveryMachine.TestCase
-TestRecovery.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestRecovery.settings = settings(max_examples=150, stateful_step_count=30)
 
 UNTIL_FOUND = settings(
     max_examples=1000,
     stateful_step_count=30,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.generate],

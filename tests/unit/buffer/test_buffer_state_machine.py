@@ -146,4 +146,4 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 TestBufferMachine = BufferMachine.TestCase
-TestBufferMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestBufferMachine.settings = settings(max_examples=200, stateful_step_count=30)

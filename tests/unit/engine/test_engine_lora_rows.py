@@ -47,7 +47,7 @@ def served(network: torch.nn.Module) -> ServedAdapters:
     return served
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(serials=st.lists(st.sampled_from([0, 3, 5, 8, 99]), min_size=1, max_size=6), is_flat=st.booleans())
 def test_each_row_gets_its_own_adapters_change(
     network: torch.nn.Module, served: ServedAdapters, serials: list[int], is_flat: bool

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.engine.request import DrawParams
@@ -59,7 +59,6 @@ def test_every_token_of_a_vocabulary_of_150000_can_be_drawn(values, monkeypatch)
     assert len(set(single)) == len(wanted)
 
 
-@settings(deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.0, 1e-30, 1e-9, 0.3, 1.0, 7.0]), min_size=1, max_size=40).filter(any),
     number=st.one_of(st.sampled_from([0.0, LAST, 0.5, 1 - 2.0**-24]), st.floats(0, LAST)),

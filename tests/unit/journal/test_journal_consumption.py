@@ -89,7 +89,7 @@ class Run:
         self.consumed += chosen
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(OPERATIONS, max_size=40))
 def test_whatever_is_compacted_when_no_episode_is_lost_or_archived_twice(operations: list[tuple]) -> None:
     with tempfile.TemporaryDirectory() as name:

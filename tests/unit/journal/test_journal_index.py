@@ -115,7 +115,7 @@ def _tear_last(journal: Journal, count: int) -> None:
         file.write(b"\x7e" * count)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(OPERATIONS, max_size=25))
 def test_what_is_not_final_is_what_a_full_scan_says(operations: list[tuple]) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -219,4 +219,4 @@ def _numbers(state: JournalState) -> dict[str, list[int]]:
 
 
 TestJournalMachine = JournalMachine.TestCase
-TestJournalMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestJournalMachine.settings = settings(max_examples=60, stateful_step_count=25)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import codec
@@ -52,7 +52,6 @@ def _archived(entries: list[e.EpisodeEntry]) -> tuple[dict, Episode]:
         return pq.read_table(file).to_pylist()[0], read_archived(file, name_of(0))
 
 
-@settings(deadline=None)  # each example writes files
 @given(lives())
 def test_what_counts_of_an_episode_is_archived_to_the_bit_and_nothing_else(entries: list[e.EpisodeEntry]) -> None:
     row, archived = _archived(entries)

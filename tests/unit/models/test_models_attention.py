@@ -38,7 +38,7 @@ def naive(query, key, value, scaling, features: AttentionFeatures) -> torch.Tens
     return output
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     length=st.integers(1, 12),
     window=st.none() | st.integers(1, 14),

@@ -82,7 +82,6 @@ async def connected() -> AsyncIterator[tuple[Channel, End, End]]:
         there.other.close()
 
 
-@settings(deadline=None)
 @given(order=st.permutations(range(8)))
 def test_answers_come_to_who_asked_in_whatever_order_they_are_given(order: list[int]) -> None:
     async def body() -> None:
@@ -98,7 +97,7 @@ def test_answers_come_to_who_asked_in_whatever_order_they_are_given(order: list[
     asyncio.run(body())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sizes=st.lists(st.integers(0, 20_000), max_size=6), chunk=st.integers(1, 3_000) | st.integers(1, 70_000))
 def test_frames_of_any_size_arrive_whole_however_the_stream_is_cut(sizes: list[int], chunk: int) -> None:
     async def body() -> None:

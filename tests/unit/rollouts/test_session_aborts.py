@@ -20,7 +20,7 @@ async def converse(chat, cuts: list[int], moves: bool):
     return record.close(0.0), engine, [reply.message.content for reply in replies]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 12), max_size=12), moves=st.booleans())
 def test_no_schedule_of_aborts_changes_a_token_a_logprob_or_a_span(chat, cuts, moves):
     plain, _engine, contents = asyncio.run(converse(chat, [], moves))

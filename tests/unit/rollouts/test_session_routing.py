@@ -60,7 +60,7 @@ async def converse(chat, cuts: list[int]) -> tuple[RoutingEngine, list[Trajector
     return engine, list(build_trajectories(record.close(0.0)))
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 12), max_size=12))
 def test_no_schedule_of_aborts_leaves_a_gap_or_replaces_a_record(chat, cuts):
     _engine, trajectories = asyncio.run(converse(chat, list(cuts)))

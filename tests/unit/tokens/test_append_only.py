@@ -80,7 +80,7 @@ def ids_of_calls(messages: list[dict]) -> list[dict]:
     return messages
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 def test_what_is_opened_completed_and_extended_is_the_whole_conversation(chats, name, data):
@@ -104,7 +104,7 @@ def test_what_is_opened_completed_and_extended_is_the_whole_conversation(chats, 
     assert text.startswith(whole) if answer else whole.startswith(text)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 def test_reasoning_is_opened_and_closed_once_and_reads_back_as_it_was_meant(chats, name, data):
@@ -136,7 +136,7 @@ def test_without_thinking_the_empty_block_stands_in_the_prompt_alone(name):
         chat.complete(Message(Role.ASSISTANT, "There is 1.", reasoning="One?"))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 def test_markers_in_a_conversation_are_text_in_every_format(chats, name, data):

@@ -26,7 +26,7 @@ def spelled(chat: ChatFormat, text: str) -> np.ndarray:
     return np.asarray(chat.tokenizer.encode(text), np.int32)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(content=plain, tool_calls=st.lists(calls, max_size=3))
 def test_what_a_policy_would_have_said_parses_to_what_was_meant(chat, content, tool_calls):
     ids = chat.complete(Message(Role.ASSISTANT, content, tuple(tool_calls)))
@@ -38,7 +38,7 @@ def test_what_a_policy_would_have_said_parses_to_what_was_meant(chat, content, t
     ]
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.tuples(calls, tool_text), min_size=1, max_size=4))
 def test_extending_turn_by_turn_equals_rendering_the_whole(chat, turns):
     context = tail = chat.open([QUESTION], TOOLS)

@@ -61,7 +61,7 @@ def talks(draw) -> list[Message]:
     return messages[:end]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(talk=talks(), has_tools=st.booleans())
 def test_others_make_the_same_tokens_of_a_made_models_folder(made, talk, has_tools):
     chat, theirs = made

@@ -31,7 +31,7 @@ def foreign(added: tuple[str, ...]) -> st.SearchStrategy[str]:
     return st.lists(st.one_of(ordinary, tokens, nested, st.sampled_from(["<", "<|", "|>", " ", "\n"]))).map("".join)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_ordinary_text_is_encoded_as_by_the_plain_tokenizer(pair, data):
     tokenizer, plain, _ = pair
@@ -40,7 +40,7 @@ def test_ordinary_text_is_encoded_as_by_the_plain_tokenizer(pair, data):
     assert tokenizer.encode(text) == plain.encode(text, add_special_tokens=False).ids
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_quoted_text_is_encoded_as_by_a_tokenizer_that_knows_no_control_tokens(pair, data):
     tokenizer, plain, added = pair
@@ -50,7 +50,7 @@ def test_quoted_text_is_encoded_as_by_a_tokenizer_that_knows_no_control_tokens(p
     assert not set(ids) & set(tokenizer.convert_tokens_to_ids(list(added)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_control_tokens_around_quoted_text_are_meant(pair, data):
     tokenizer, _, added = pair
@@ -62,7 +62,6 @@ def test_control_tokens_around_quoted_text_are_meant(pair, data):
     assert not set(ids[1:-1]) & control
 
 
-@settings(deadline=None)
 @given(text=ordinary.filter(bool))
 def test_quoting_something_elsewhere_changes_nothing_about_ordinary_text(pair, text):
     tokenizer, _, added = pair

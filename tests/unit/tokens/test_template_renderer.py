@@ -75,7 +75,7 @@ def test_the_format_says_what_it_can_carry(made):
     assert abilities.reasoning == (kind in REASONS)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_what_a_policy_would_have_said_parses_to_what_was_meant(made, data):
     kind, _, chat = made
@@ -96,7 +96,7 @@ def test_what_a_policy_would_have_said_parses_to_what_was_meant(made, data):
     assert [c.arguments.get("n") for c in parsed.tool_calls] == [c.arguments.get("n") for c in calls]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_extending_turn_by_turn_equals_rendering_the_whole(made, data):
     kind, _, chat = made

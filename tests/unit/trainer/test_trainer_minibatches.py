@@ -230,7 +230,7 @@ def wide_batch(network) -> TrainBatch:
     return dataclasses.replace(batch, episodes=(first, *batch.episodes[1:]))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(minibatches=st.integers(1, 10), epochs=st.integers(1, 4), step=st.integers(0, 1000))
 def test_every_epoch_deals_out_every_sequence_once_and_branches_stay_together(wide_batch, minibatches, epochs, step):
     algorithm = AlgorithmConfig(advantage="dr_grpo", minibatches=minibatches, epochs=epochs)

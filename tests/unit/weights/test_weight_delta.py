@@ -25,7 +25,7 @@ def _checksums(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     return {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     changed=st.lists(st.integers(0, 59), max_size=60, unique=True),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
