@@ -86,10 +86,12 @@ def _find_plugin(group: str, name: str) -> Plugin:
 def load_target(target: str) -> object:
     """What ``module:attribute`` names. Raises ConfigError."""
     module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"plugin {target} cannot be loaded: a name is of the form module:attribute")
     try:
         found = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"plugin {target} cannot be loaded: {error}") from error
+        raise ConfigError(f"plugin {target} cannot be loaded: {error}; install its package, or correct it") from error
     return found

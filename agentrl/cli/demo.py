@@ -16,6 +16,7 @@ from agentrl.cli.recipes import OverridesArgument
 from agentrl.process.loop import run_async
 
 if TYPE_CHECKING:
+    from agentrl.orchestration.config import RunConfig
     from agentrl.orchestration.shutdown import RunSummary
 
 ENVIRONMENT = "sql"
@@ -29,9 +30,11 @@ def demo(
     overrides: OverridesArgument = None,
 ) -> None:
     """Train an agent on SQL questions and show that it has learned; ends with a line of JSON."""
+    from agentrl.orchestration.preflight import check_recipe
+
     began = time.monotonic()
     model = models / f"{ENVIRONMENT}-seed{seed}"
-    typer.echo("1/2  warm start: a model of half a million parameters imitates an expert, then one with bad habits")
+    check_recipe(_run_config(seed, model, overrides or []))
     warm_start(seed, model)
     typer.echo("2/2  reinforcement: success on held-out databases, whose names were never seen in training")
     summary = reinforce(seed, model, overrides or [])
@@ -47,7 +50,9 @@ def warm_start(seed: int, output: Path) -> None:
     shutil.rmtree(output, ignore_errors=True)
     config = load_warmstart_config(recipe("warmstart.toml"), [f"output={output}", f"seed={seed}"])
     with PhaseProgress() as progress:
-        made = run_async(WarmStart(config, progress).run())
+        start = WarmStart(config, progress)
+        typer.echo("1/2  warm start: a model of half a million parameters imitates an expert, then one with bad habits")
+        made = run_async(start.run())
         progress.console.print(
             f"model: {made.parameters:,} parameters, {made.steps} steps, {made.seconds:.0f} s, "
             f"{made.episode_nats:.2f} nats an unseen episode"
@@ -57,15 +62,20 @@ def warm_start(seed: int, output: Path) -> None:
 def reinforce(seed: int, model: Path, overrides: list[str]) -> RunSummary:
     """Train the model by the environment's ``demo.toml``, and say how it went."""
     from agentrl.cli.progress import RunProgress, print_summary
-    from agentrl.orchestration.config import load_run_config
     from agentrl.orchestration.launch import start_run
 
-    values = [f"seed={seed}", f"policies.main.model={model}", *overrides]
-    config = load_run_config(recipe("demo.toml"), values)
+    config = _run_config(seed, model, overrides)
     with RunProgress() as progress:
         summary = run_async(start_run(config, progress))
     print_summary(summary, progress.seconds)
     return summary
+
+
+def _run_config(seed: int, model: Path, overrides: list[str]) -> RunConfig:
+    from agentrl.orchestration.config import load_run_config
+
+    values = [f"seed={seed}", f"policies.main.model={model}", *overrides]
+    return load_run_config(recipe("demo.toml"), values)
 
 
 def recipe(file: str) -> Path:

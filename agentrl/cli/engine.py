@@ -38,12 +38,11 @@ def engine(
         ignore_stop_signals()
         die_with_parent()
     values: dict[str, Any] = {key: value for key, value in locals().items() if key != "supervised"}
-    from agentrl.config.base import parse_config
-    from agentrl.engine.options import EngineOptions, StepOptions, UpdateOptions
+    from agentrl.engine.options import parse_engine_options
+    from agentrl.orchestration.model_files import read_model_files
 
-    values["steps"] = {key: values.pop(key) for key in StepOptions.model_fields}
-    values["updates"] = {key: values.pop(key) for key in UpdateOptions.model_fields}
-    options = parse_config(EngineOptions, values, "agentrl engine")
+    options = parse_engine_options(values, "agentrl engine")
+    read_model_files(model)
     from agentrl.engine.main import run_engine
 
     def say(address: str) -> None:

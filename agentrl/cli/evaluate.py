@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +30,7 @@ def evaluate(
     from agentrl.types.errors import ConfigError
     from agentrl.types.version import FIRST_VERSION
 
-    if target.is_dir():
+    if os.path.isdir(target):
         if overrides:
             raise ConfigError("a run folder has its configuration; give a recipe to override it")
         run = RunDirectory.open(target)

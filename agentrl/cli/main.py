@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from agentrl.cli.demo import demo
 from agentrl.cli.doctor import doctor
 from agentrl.cli.engine import engine
 from agentrl.cli.environments import environments
+from agentrl.cli.errors import usage_in_one_line
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.model import model
 from agentrl.cli.replay import replay
@@ -26,7 +28,20 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
+class _Commands(TyperGroup):
+    """All commands; a wrong option of any of them is one line."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        with usage_in_one_line():
+            return super().make_context(*arguments, **settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        with usage_in_one_line():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,6 @@ def find_recipe(given: Path) -> Path:
 
     environment, _, name = str(given).partition("/")
     known = {plugin.name for plugin in registry.list_plugins(registry.ENVIRONMENTS)}
-    if given.exists() or not name or "/" in name or environment not in known:
+    if os.path.exists(given) or not name or "/" in name or environment not in known:
         return given
     return registry.shipped_file(registry.ENVIRONMENTS, environment, f"{name.removesuffix('.toml')}.toml")

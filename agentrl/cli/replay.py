@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from agentrl.cli.progress import PhaseProgress
     from agentrl.config.base import ConfigModel
     from agentrl.orchestration.config import RunConfig
     from agentrl.orchestration.step_replay import Comparison, StepReplay
@@ -59,8 +60,7 @@ def replay(
     from agentrl.tokens.tokenizer import FastTokenizer
 
     with PhaseProgress() as progress:
-        progress.on_phase(f"replaying step {step} of {run}")
-        found = run_async(replay_step(run, step, device, episode, policy, progress.on_progress))
+        found = run_async(replay_step(run, step, device, episode, policy, _progress(progress, run, step)))
     directory = RunDirectory.open(run)
     policy = chosen_policy(directory.config(), policy)
     tokenizer = FastTokenizer.load(directory.newest_model(policy))
@@ -71,6 +71,17 @@ def replay(
         _print_episode(console, next(e for e in found.episodes if e.name == episode), tokenizer)
     if json is not None:
         console.print(f"\n{write_token_rows(found, tokenizer, json):,} tokens written to {json}", soft_wrap=True)
+
+
+def _progress(progress: PhaseProgress, run: Path, step: int) -> Callable[[int, int, str], None]:
+    """Says what is done once something is: a step that cannot be replayed is told alone."""
+
+    def on_progress(done: int, total: int, text: str) -> None:
+        if not done:
+            progress.on_phase(f"replaying step {step} of {run}")
+        progress.on_progress(done, total, text)
+
+    return on_progress
 
 
 def _print_step(console: Console, found: StepReplay, config: RunConfig, policy: str) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from agentrl.buffer.reports import BiasReport
 
 _NOTHING_CLOSED = "nothing to compare yet: no episode of a closed group has been trained"
+_RUNS = Path("runs")
+_OUTCOMES = ("trained", "dropped")
 _SUMS = ("episodes", "sampled", "trained", "masked")
 _RunArgument = Annotated[Path, typer.Argument(help="Run folder.")]
 
@@ -42,13 +44,16 @@ def main() -> None:
 
 @runs.command("list")
 @reported
-def list_runs(folder: Annotated[Path, typer.Argument(help="Folder of run folders.")] = Path("runs")) -> None:
+def list_runs(folder: Annotated[Path, typer.Argument(help="Folder of run folders.")] = _RUNS) -> None:
     """List runs with their status, version and newest held-out reward."""
     from rich.console import Console
     from rich.table import Table
 
     from agentrl.orchestration.run_directory import RunDirectory
+    from agentrl.types.errors import ConfigError
 
+    if folder != _RUNS and not folder.is_dir():
+        raise ConfigError(f"no folder {folder}; give the one in which `agentrl train` makes run folders")
     table = Table("run", "status", "version", "held-out", "", box=None)
     for path in sorted(folder.glob("*/config.json")):
         run = RunDirectory.open(path.parent)
@@ -75,7 +80,11 @@ def show_ledger(
     last: Annotated[int, typer.Option(min=0, help="Episodes to show, the last that ended; 0 shows all.")] = 20,
 ) -> None:
     """Show where every dispatched episode ended up, and sums by outcome."""
+    from agentrl.types.errors import ConfigError
+
     lines = _read(run)
+    if outcome not in (None, *_OUTCOMES):
+        raise ConfigError(f"no outcome '{outcome}'; there are {' and '.join(_OUTCOMES)}")
     chosen = [line for line in lines if outcome in (None, line.outcome) and reason in (None, line.reason)]
     console = wide_console()
     table = plain_table("episode", "outcome", "stop", ">reward", ">turns", ">sampled", ">trained", ">masked",

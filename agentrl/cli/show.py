@@ -39,6 +39,7 @@ def show(
     from agentrl.tokens.tokenizer import FastTokenizer
 
     directory = RunDirectory.open(run)
+    directory.config()
     episodes = _read_episodes(directory, kind)
     if names:
         for one in episodes:

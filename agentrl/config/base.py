@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -53,7 +53,7 @@ def parse_config(kind: type[M], values: dict[str, Any], source: str, overrides: 
         for entry in error.errors():
             found.setdefault(_origin(entry["loc"], source, overrides), []).append(_explain(kind, entry))
         lines = [f"{origin}: {'; '.join(faults)}" for origin, faults in found.items()]
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError("; ".join(lines)) from None
 
 
 def _origin(path: tuple[int | str, ...], source: str, overrides: Sequence[str]) -> str:
@@ -74,6 +74,8 @@ def _explain(kind: type[ConfigModel], entry: ErrorDetails) -> str:
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "missing":
         return f"{path} is missing"
+    if entry["type"] == "union_tag_not_found":
+        return f"{path}.kind is missing; give one of {', '.join(_kinds(kind, entry['loc']))}"
     # What a rule over several values was given is the whole section; the message names what it is about.
     got = "" if isinstance(entry["input"], dict | ConfigModel) else f" (got {_shortened(entry['input'])})"
     return f"{path}: {message}{got}" if path else f"{message}{got}"
@@ -106,12 +108,24 @@ def _names_below(kind: type[ConfigModel], path: tuple[int | str, ...], depth: in
 
 def _known_keys(kind: type[ConfigModel], path: tuple[int | str, ...]) -> list[str]:
     """Field names of the section that `path` leads to; all names met on the way where it forks."""
+    return [name for section in _sections(kind, path) for name in section.model_fields]
+
+
+def _kinds(kind: type[ConfigModel], path: tuple[int | str, ...]) -> list[str]:
+    """Kinds that the section may have that `path` leads to."""
+    return [
+        str(name) for section in _sections(kind, path) for name in get_args(section.model_fields["kind"].annotation)
+    ]
+
+
+def _sections(kind: type[ConfigModel], path: tuple[int | str, ...]) -> list[type[ConfigModel]]:
+    """Classes of the section that `path` leads to; all that are met on the way where it forks."""
     sections: list[type[ConfigModel]] = [kind]
     for part in path:
         fields = [s.model_fields[part].annotation for s in sections if part in s.model_fields]
         if fields:
             sections = [model for annotation in fields for model in _models_in(annotation)]
-    return [name for section in sections for name in section.model_fields]
+    return sections
 
 
 def _models_in(annotation: object) -> list[type[ConfigModel]]:

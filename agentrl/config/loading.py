@@ -27,8 +27,8 @@ def load_table(recipe: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
             f"no recipe at {recipe}; a recipe is a TOML file, or the name of one that an environment ships, such as "
             "sql/demo"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise ConfigError(f"{recipe} is not a TOML file: {error}") from None
+    except (OSError, ValueError) as error:  # of TOML and of text, too
+        raise ConfigError(f"{recipe} is not a TOML file: {error}; correct it, or give another") from None
     for override in overrides:
         _apply(table, override)
     return table

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -117,7 +118,7 @@ def load_network(model: Path, dtype: torch.dtype, device: str) -> PreTrainedMode
         network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model, dtype=dtype, attn_implementation=SLOT_ATTENTION, local_files_only=True, **experts
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"model {model} cannot be loaded: {error}") from error
     # transformers annotates its `to` as if it took no device.
     as_module: torch.nn.Module = network

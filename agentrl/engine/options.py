@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.config.base import ConfigModel
+from agentrl.config.base import ConfigModel, parse_config
+from agentrl.types.errors import ConfigError
 
 
 class UpdateOptions(ConfigModel):
@@ -25,7 +28,7 @@ class UpdateOptions(ConfigModel):
 class StepOptions(ConfigModel):
     """How an engine steps."""
 
-    prefill_tokens: int = 4096
+    prefill_tokens: Annotated[int, Field(ge=1)] = 4096
     """Prompt tokens that one step may process; smaller keeps replies to other callers flowing."""
     long_step_s: Annotated[float, Field(ge=0)] = 0.1
     """Steps of at least so many seconds are computed in a thread, while calls are answered; 0: all steps.
@@ -44,7 +47,7 @@ class EngineOptions(ConfigModel):
 
     model: Path
     """Folder with config.json and safetensors weights."""
-    port: int
+    port: Annotated[int, Field(ge=0, le=65535)]
     """TCP port to listen on."""
     host: str = "127.0.0.1"
     """Address to listen on; anything but loopback needs a token."""
@@ -54,11 +57,11 @@ class EngineOptions(ConfigModel):
     """Precision of weights and arithmetic."""
     device: str = "cpu"
     """Torch device."""
-    threads: int = 1
+    threads: Annotated[int, Field(ge=1)] = 1
     """Processor cores for arithmetic; leave some for trainer and rollouts."""
-    max_running_requests: int = 64
+    max_running_requests: Annotated[int, Field(ge=1)] = 64
     """Requests that generate at once; the rest queue. Each takes a row of the KV cache."""
-    context_length: int | None = None
+    context_length: Annotated[int, Field(ge=1)] | None = None
     """Longest prompt plus reply in tokens; the model's own limit if not given."""
     steps: StepOptions = StepOptions()
     """What one step computes, and where."""
@@ -78,6 +81,26 @@ class EngineOptions(ConfigModel):
         if not _is_loopback(self.host) and self.token is None:
             raise ValueError(f"host {self.host} can be reached by others; give --token, or listen on 127.0.0.1")
         return self
+
+
+def parse_engine_options(values: Mapping[str, Any], source: str) -> EngineOptions:
+    """Options by their names on the command line, without the sections that they are in.
+
+    Raises:
+        ConfigError: one is unknown, or its value does not fit; names `source` and option.
+    """
+    sections = {"steps": StepOptions.model_fields.keys(), "updates": UpdateOptions.model_fields.keys()}
+    inner = {name: section for section, names in sections.items() for name in names}
+    known = {*EngineOptions.model_fields, *inner} - sections.keys()
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "`agentrl engine --help` lists them"
+            raise ConfigError(f"{source}: unknown option '{name}'; {hint}")
+        place = nested.setdefault(inner[name], {}) if name in inner else nested
+        place[name] = value
+    return parse_config(EngineOptions, nested, source)
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentrl.config.base import ConfigModel
 
@@ -96,6 +97,16 @@ class AttachedEngineConfig(ConfigModel):
     take_over: str | None = None
     """Mark of a run that was killed and will not be resumed: engines that still bear it are taken. The refusal of such
     an engine says what to put here."""
+
+    @field_validator("urls")
+    @classmethod
+    def _are_addresses(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if not re.fullmatch(r"https?://[^\s/]+(/.*)?", url):
+                raise ValueError(f"'{url}' is no address: give one such as http://10.0.0.5:30000")
+        if len(set(urls)) < len(urls):
+            raise ValueError("an address is named twice: name each engine once")
+        return urls
 
 
 StartedEngineConfig = EmbeddedEngineConfig | SGLangEngineConfig

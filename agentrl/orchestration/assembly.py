@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,10 +29,12 @@ from agentrl.orchestration.worker_pool import WorkerPool
 from agentrl.protocols import EnvironmentHost, Runtime, Trainer
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Canary, WeightsManifest
+from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
+from agentrl.weights.publisher import StagedPublisher
 
 _CANARY_TEXT = "Name three rivers of Europe, and say how much 17 and 25 are."
 
@@ -92,25 +94,48 @@ async def assembled(
 ) -> AsyncIterator[RunParts]:
     """A run's components, started; ended at the end of the block, but for the journal.
 
+    The run has its mark from where engines and trainer are started: without one it has not begun.
+
     Raises:
         AgentRLError: a component could not be started; names it.
     """
-    runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
-    recorder = Recorder(run, config.name, observer)
-    recorder.follow({policy: config.played_by(policy) for policy in config.trained})
-    hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0)
-    try:
+    async with AsyncExitStack() as ending:
+        recorder = Recorder(run, config.name, observer)
+        ending.callback(recorder.close)
+        recorder.follow({policy: config.played_by(policy) for policy in config.trained})
+        chats = load_chats(config, {name: _first_model(config, start, name) for name in config.policies})
+        hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0)
+        ending.push_async_callback(_close_all, hosts.values())
+        runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
+        ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)
         observer.on_phase("starting engines and trainer")
-        parts = await _Assembly(config, run, start, observer, runtime, recorder, hosts, journal).build()
+        parts = await _Assembly(config, run, start, observer, runtime, recorder, chats, hosts, journal).build()
+        ending.push_async_callback(_close_all, [policy.serving.publisher for policy in parts.policies.values()])
+        yield parts
+
+
+async def _close_all(parts: Iterable[EnvironmentHost | StagedPublisher]) -> None:
+    await asyncio.gather(*(part.close() for part in parts))
+
+
+def load_chats(config: RunConfig, models: Mapping[str, Path]) -> dict[str, ChatFormat]:
+    """The chat format of each policy's model folder, whose limits are said. Raises ConfigError."""
+    chats = {}
+    for name, policy in config.policies.items():
         try:
-            yield parts
-        finally:
-            await asyncio.gather(*(policy.serving.publisher.close() for policy in parts.policies.values()))
-    finally:
-        await runtime.close()
-        await asyncio.gather(*(host.close() for host in hosts.values()))
-        recorder.close()
+            chats[name] = ChatFormat.load(models[name], policy.chat)
+        except ConfigError as error:
+            raise ConfigError(f"policies.{name}: {error}") from error
+        chats[name].log_limits()
+    return chats
+
+
+def _first_model(config: RunConfig, start: StartPoint, policy: str) -> Path:
+    """The folder that a policy's engines begin with."""
+    settings = config.policies[policy]
+    # With LoRA engines keep the base weights, and a checkpoint's adapter comes to them as every later one does.
+    return settings.model if settings.trainer.lora is not None else start.checkpoints.get(policy, settings.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +148,18 @@ class _Assembly:
     observer: RunObserver
     runtime: Runtime
     recorder: Recorder
+    chats: Mapping[str, ChatFormat]
     hosts: Mapping[str, EnvironmentHost]
     journal: RunJournal
 
     async def build(self) -> RunParts:
         """Everything, with engines that have shown what they hold. Raises AgentRLError."""
-        config, journal = self.config, self.journal
-        chats = {name: self._chat(name) for name in config.policies}
+        config, journal, chats = self.config, self.journal, self.chats
         evaluator = None
         async with asyncio.TaskGroup() as starting:
             tasks = {name: starting.create_task(self._start_policy(name, chats[name])) for name in config.policies}
             if any(map(config.is_evaluated, config.trained)):
-                models = {name: self._model(name) for name in config.policies}
+                models = {name: _first_model(config, self.start, name) for name in config.policies}
                 evaluation = start_evaluator(
                     config, self.run.logs, self.runtime, chats, self.hosts, models, self.start.versions
                 )
@@ -166,20 +191,10 @@ class _Assembly:
             services=(*services, feed.run),
         )
 
-    def _chat(self, policy: str) -> ChatFormat:
-        chat = ChatFormat.load(self._model(policy), self.config.policies[policy].chat)
-        chat.log_limits()
-        return chat
-
-    def _model(self, policy: str) -> Path:
-        """The folder that a policy's engines begin with."""
-        config = self.config.policies[policy]
-        # With LoRA engines keep the base weights, and a checkpoint's adapter comes to them as every later one does.
-        return config.model if config.trainer.lora is not None else self.start.checkpoints.get(policy, config.model)
-
     async def _start_policy(self, policy: str, chat: ChatFormat) -> tuple[PolicyParts, WeightsManifest]:
         """A policy's engines and trainer, and the weights that its engines are to hold."""
-        config, version, model = self.config.policies[policy], self.start.versions[policy], self._model(policy)
+        config, version = self.config.policies[policy], self.start.versions[policy]
+        model = _first_model(self.config, self.start, policy)
         async with asyncio.TaskGroup() as starting:
             engines = starting.create_task(self.runtime.start_engines(policy, model, version))
             trainer = starting.create_task(self._start_trainer(policy))

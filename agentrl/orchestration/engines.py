@@ -173,23 +173,32 @@ async def let_go(engine: EngineClient) -> None:
 
 async def wait_for_answer(engine: EngineClient, start_s: float) -> None:
     """Until an engine that somebody else runs answers. Raises EngineError after `start_s`."""
+    telling = asyncio.create_task(_tell_of_waiting(engine, start_s), name=f"tell-of-{engine.name}")
+    try:
+        async with asyncio.timeout(start_s):
+            while not await _succeeds(engine.model_info):
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise EngineError(
+            f"engine {engine.name} at {engine.url} has not answered for {start_s:g} s (engine.start_s = "
+            f"{start_s:g}); start it there, or correct engine.urls"
+        ) from None
+    finally:
+        telling.cancel()
+
+
+async def _tell_of_waiting(engine: EngineClient, start_s: float) -> None:
+    """Say what is waited for, and until when: a look at an engine may itself take long. Ends by cancellation."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    said = started + _SAY_AFTER_S
-    while not await _succeeds(engine.model_info):
+    await asyncio.sleep(_SAY_AFTER_S)
+    while True:
         waited_s = loop.time() - started
-        if waited_s >= start_s:
-            raise EngineError(
-                f"engine {engine.name} at {engine.url} has not answered for {waited_s:.0f} s (engine.start_s = "
-                f"{start_s:g}); start it there, or correct engine.urls"
-            )
-        if loop.time() >= said:
-            _log.warning(
-                "engine %s at %s does not answer; waiting for it since %.0f of %g s (engine.start_s)",
-                engine.name, engine.url, waited_s, start_s,
-            )  # fmt: skip
-            said = loop.time() + _SAY_EVERY_S
-        await asyncio.sleep(min(_POLL_S, start_s))
+        _log.warning(
+            "engine %s at %s does not answer; waiting for it since %.0f s, and for %.0f s more (engine.start_s = %g)",
+            engine.name, engine.url, waited_s, max(0.0, start_s - waited_s), start_s,
+        )  # fmt: skip
+        await asyncio.sleep(_SAY_EVERY_S)
 
 
 async def _succeeds(look: Callable[[], Awaitable[object]]) -> bool:

@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.journal.claim import Claim
-from agentrl.orchestration.assembly import StartPoint, assembled, start_evaluator
+from agentrl.orchestration.assembly import StartPoint, assembled, load_chats, start_evaluator
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_hosts
+from agentrl.orchestration.preflight import check_evaluation, check_resumed, check_run
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
 from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.orchestration.worker_assembly import num_processes
 from agentrl.process.heap import gc_frozen
-from agentrl.tokens.chat import ChatFormat
 from agentrl.types.errors import AgentRLError, ConfigError, StorageError
 from agentrl.types.version import FIRST_VERSION, PolicyVersion
 
@@ -30,14 +30,18 @@ _log = logging.getLogger(__name__)
 
 
 async def start_run(config: RunConfig, observer: RunObserver) -> RunSummary:
-    """Train by a configuration into a new run folder. Raises AgentRLError."""
-    for name, policy in config.policies.items():
-        if not (policy.model / "config.json").is_file():
-            raise ConfigError(
-                f"policies.{name}.model: no model at {policy.model} (config.json is missing); make one with "
-                "`agentrl warmstart`, or give a folder made by save_pretrained"
-            )
-    return await _run(config, RunDirectory.create(config), observer)
+    """Train by a configuration into a new run folder; one that fails before engines are started leaves none.
+
+    Raises:
+        AgentRLError: something in the configuration does not fit, or the run failed.
+    """
+    check_run(config)
+    run = RunDirectory.create(config)
+    try:
+        return await _run(config, run, observer)
+    except BaseException:
+        run.discard_unless_begun()
+        raise
 
 
 async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = False) -> RunSummary:
@@ -56,6 +60,7 @@ async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = Fals
     config, state = run.config(), run.state()
     if state is not None and state.status is RunStatus.FINISHED:
         raise ConfigError(f"{path} is finished at version {state.version}; nothing is left to resume")
+    check_resumed(config)
     return await _run(config, run, observer, is_salvaged)
 
 
@@ -94,12 +99,11 @@ async def evaluate_model(
     Raises:
         AgentRLError: an engine or all episodes failed.
     """
+    check_evaluation(config, policy, models)
+    chats = load_chats(config, models)
     with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as logs:
-        runtime = LocalRuntime(config, Path(logs))
         hosts = await build_hosts(config, Path(logs), plays=num_processes(config) == 0)
-        chats = {name: ChatFormat.load(models[name], settings.chat) for name, settings in config.policies.items()}
-        for chat in chats.values():
-            chat.log_limits()
+        runtime = LocalRuntime(config, Path(logs))
         try:
             evaluator = await start_evaluator(config, Path(logs), runtime, chats, hosts, models, versions)
 

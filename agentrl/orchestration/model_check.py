@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,12 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.orchestration.model_files import context_tokens, read_model_config, read_model_files
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.config import ChatConfig
 from agentrl.tokens.selection import end_token_ids
-from agentrl.tokens.tokenizer import read_json
 from agentrl.trainer.config import LoraConfig
-from agentrl.types.errors import AgentRLError, ConfigError
+from agentrl.types.errors import AgentRLError
 from agentrl.types.message import Message, Role
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 _CHOOSE_MODEL = "choose a model of a verified architecture; the README has the table"
 _BYTES_TO_TRAIN = 16
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8"}
 
 
@@ -55,9 +52,7 @@ def check_model(folder: Path, chat: ChatConfig) -> Iterator[Finding]:
     Raises:
         ConfigError: there is no model in the folder at all.
     """
-    config = read_json(folder / "config.json")
-    if not config:
-        raise ConfigError(f"no model at {folder}: config.json is missing")
+    config = read_model_config(folder)
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "architecture": lambda: _architecture(folder),
         "chat format": lambda: _format(folder, chat),
@@ -124,24 +119,20 @@ def _ends(folder: Path, chat: ChatFormat) -> Iterator[Finding]:
 
 
 def _context(config: Mapping[str, Any]) -> Iterator[Finding]:
-    values = {**config, **config.get("text_config", {})}
-    length = next((values[name] for name in _LENGTHS if isinstance(values.get(name), int)), None)
+    length = context_tokens(config)
     if length is None:
         yield Finding(Level.NOTE, "context", "config.json gives no context length; set rollout.limits yourself")
         return
-    windows = values.get("sliding_window")
+    windows = {**config, **(config.get("text_config") or {})}.get("sliding_window")
     yield Finding(Level.GOOD, "context", f"{length:,} tokens" + (f", windows of {windows:,}" if windows else ""))
 
 
 def _parameters(folder: Path) -> Iterator[Finding]:
     """What trains, read from the heads of the weight files."""
-    tensors = dict(_tensors(folder))
-    if not tensors:
-        yield Finding(Level.BAD, "trains", f"no safetensors weights in {folder}; save_pretrained writes them")
-        return
+    tensors = read_model_files(folder).tensors
     sizes = Counter[str]()
-    for dtype, shape in tensors.values():
-        sizes[_DTYPES.get(dtype, dtype)] += math.prod(shape)
+    for tensor in tensors.values():
+        sizes[_DTYPES.get(tensor.dtype, tensor.dtype)] += math.prod(tensor.shape)
     total, stored = sum(sizes.values()), " and ".join(sorted(sizes))
     tied = "not tied" if any("lm_head" in name for name in tensors) else "tied"
     yield Finding(
@@ -155,20 +146,6 @@ def _parameters(folder: Path) -> Iterator[Finding]:
     if missing:
         text = f"no layers {', '.join(missing)}: for LoRA set trainer.lora.target_modules to names that this model has"
         yield Finding(Level.NOTE, "adapters", text)
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, tuple[str, list[int]]]]:
-    """Names of a folder's tensors with type and shape; the tensors themselves are not read."""
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with file.open("rb") as stream:
-                (size,) = struct.unpack("<Q", stream.read(8))
-                head = json.loads(stream.read(size))
-        except (OSError, ValueError, struct.error) as error:
-            raise ConfigError(f"{file} cannot be read: {error}; copy or convert the model again") from error
-        for name, entry in head.items():
-            if name != "__metadata__":
-                yield name, (entry["dtype"], entry["shape"])
 
 
 def _size(num_bytes: int) -> str:

@@ -176,6 +176,11 @@ class RunDirectory:
             self._write("mark", f"{name}-{secrets.token_hex(3)}")
         return path.read_text().strip()
 
+    def discard_unless_begun(self) -> None:
+        """Delete the folder if it has no mark yet: nothing was started, and there is nothing to look at."""
+        if not (self.path / "mark").is_file():
+            shutil.rmtree(self.path, ignore_errors=True)
+
     @property
     def metrics(self) -> Path:
         """File with one line of metrics a step."""
@@ -195,9 +200,13 @@ class RunDirectory:
         return self.path / "checkpoints" / policy / f"{step:06d}"
 
     def config(self) -> RunConfig:
-        """The configuration that the run was started with."""
-        values = json.loads((self.path / "config.json").read_text())
-        return parse_config(RunConfig, values, str(self.path / "config.json"))
+        """The configuration that the run was started with. Raises ConfigError."""
+        path = self.path / "config.json"
+        try:
+            values = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is damaged: {error}; restore it from a copy") from None
+        return parse_config(RunConfig, values, str(path))
 
     def state(self) -> RunState | None:
         """How the run stands; None if it never started."""
@@ -313,7 +322,7 @@ class RunDirectory:
         try:
             return codec.from_json(path.read_bytes(), kind)
         except msgspec.DecodeError as error:
-            raise StorageError(f"{path} is damaged: {error}") from error
+            raise StorageError(f"{path} is damaged: {error}; restore it from a copy") from error
 
 
 def read_episodes(file: Path) -> list[Episode]:

@@ -19,7 +19,9 @@ from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.config.base import ConfigModel
 from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_described_host
+from agentrl.orchestration.model_files import context_tokens, read_model_files
 from agentrl.orchestration.players import build_scaffold
+from agentrl.orchestration.preflight import check_context, check_device, check_scaffold
 from agentrl.orchestration.transcripts import Teacher
 from agentrl.orchestration.warmstart_config import (
     FolderModel,
@@ -87,6 +89,8 @@ class WarmStart:
     """
 
     def __init__(self, config: WarmStartConfig, observer: WarmStartObserver) -> None:
+        """Raises ConfigError for what shows before anything is started."""
+        _check(config)
         self._config, self._observer = config, observer
         self._work = config.output.absolute().with_name(config.output.name + ".making")
         self._definition = load_environment(config.environment.name)
@@ -101,14 +105,15 @@ class WarmStart:
         Waits for: the trainer. Unblocked by: its deadlines.
 
         Raises:
-            ConfigError: the output exists, or something in the recipe does not.
+            ConfigError: something in the recipe does not fit.
         """
         started = time.monotonic()
         output = self._config.output.absolute()
-        if output.exists():
-            raise ConfigError(f"{output} exists already; remove it or choose another output")
         shutil.rmtree(self._work, ignore_errors=True)
-        self._work.mkdir(parents=True)
+        try:
+            self._work.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(f"output {output} cannot be written: {error}; choose another") from error
         try:
             parameters = await self._write_first_model()
             steps, nats = 0, None
@@ -132,6 +137,8 @@ class WarmStart:
                 f"lessons: no agent '{unknown[0]}' acts in environment '{self._definition.name}'; "
                 f"it names {', '.join(agents) or 'none'}"
             )
+        for lesson in self._config.lessons:
+            self._definition.expert(lesson.expert)
 
     async def _write_first_model(self) -> int:
         from agentrl.trainer.init_model import (  # loads torch and transformers
@@ -143,8 +150,6 @@ class WarmStart:
         folder = self._work / "model"
         source = self._config.model
         if isinstance(source, FolderModel):
-            if not (source.path / "config.json").is_file():
-                raise ConfigError(f"no model at {source.path}: config.json is missing")
             shutil.copytree(source.path, folder)
             return await asyncio.to_thread(count_parameters, folder)
         self._observer.on_phase("making model and tokenizer")
@@ -241,6 +246,25 @@ class WarmStart:
             )
         trajectories = [trajectory for episode in episodes for trajectory in build_trajectories(episode)]
         return [supervised_sequence(t) for t in trajectories if lesson.agent in (None, t.agent)]
+
+
+def _check(config: WarmStartConfig) -> None:
+    """Raises ConfigError if the output is there already, or model, players or machine are not."""
+    if config.output.exists():
+        raise ConfigError(f"{config.output.absolute()} exists already; remove it or choose another output")
+    above = next(folder for folder in config.output.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise ConfigError(f"output {config.output.absolute()}: {above} is no folder; choose another output")
+    check_scaffold(config.scaffold)
+    check_device(config.trainer, "trainer")
+    match config.model:
+        case FolderModel(path=folder):
+            longest = context_tokens(read_model_files(folder).config)
+            check_context("limits", config.limits, longest, folder)
+        case MadeModel(shape=shape):
+            check_context("limits", config.limits, shape.context_tokens, config.output)
+        case GgufModel():
+            _find_gguf(config.model)
 
 
 def _shuffled_for_ever(size: int, seed: int) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from renderers import Renderer, RendererConfig, create_renderer
 
 from agentrl.tokens.config import ChatConfig
@@ -198,15 +199,27 @@ def _create(tokenizer: FastTokenizer, name: str, options: Mapping[str, Any], his
     values["name"] = name
     if ":" in name:
         values |= {"name": "custom", "import_path": name.replace(":", ".")}
+    known = _names()
+    if values["name"] not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}, and module:Class"
+        raise ConfigError(f"chat.renderer: no renderer '{name}'; {hint}")
     try:
         return create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(values))
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"chat.renderer '{name}' does not take chat.options: {faults}") from error
     except _UNFIT as error:
         raise ConfigError(f"chat.renderer '{name}' does not fit {tokenizer.name_or_path}: {error}") from error
 
 
+def _names() -> list[str]:
+    """Names of the renderers of the renderers package."""
+    return [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
+
+
 def _candidate_names(tokenizer: FastTokenizer) -> Iterator[str]:
-    for config in get_args(get_args(RendererConfig)[0]):
-        name = config.model_fields["name"].default
+    for name in _names():
         needed = _NEEDED_TOKENS.get(name)
         if name not in _NOT_CANDIDATES and (needed is None or tokenizer.convert_tokens_to_ids(needed) is not None):
             yield name

@@ -44,7 +44,7 @@ class FastTokenizer:
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers raises nothing narrower
-            raise ConfigError(f"{file} cannot be read: {error}") from error
+            raise ConfigError(f"{file} cannot be read: {error}; copy or convert the model again") from error
         eos = read_settings(model).get("eos_token")
         eos = eos.get("content") if isinstance(eos, dict) else eos
         return cls(tokenizer, str(model), tokenizer.token_to_id(eos) if eos else None)
@@ -137,7 +137,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text()) if file.is_file() else {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+        raise ConfigError(f"{file} cannot be read: {error}; copy or convert the model again") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{file} holds a {type(value).__name__}, not an object")
+        raise ConfigError(f"{file} holds a {type(value).__name__}, not an object; copy or convert the model again")
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.base import ConfigModel
 
@@ -28,6 +28,15 @@ class ModelShape(ConfigModel):
     """Base of the rotary wavelengths; small for short contexts, where heads then find their neighbours sooner."""
     initializer_range: Annotated[float, Field(gt=0)] = 0.08
     """Standard deviation of the first weights; tiny models want more than the usual 0.02."""
+
+    @model_validator(mode="after")
+    def _heads_are_equal(self) -> ModelShape:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not {self.heads} heads of an even size: take a multiple of "
+                f"{2 * self.heads}"
+            )
+        return self
 
 
 class OptimizerConfig(ConfigModel):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -23,7 +24,7 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.packing import MicroBatch, PackedLayout
 from agentrl.trainer.routing import check_replayable, install_replay
-from agentrl.types.errors import TrainerError
+from agentrl.types.errors import ConfigError, TrainerError
 
 
 class PolicyModel(torch.nn.Module):
@@ -121,9 +122,12 @@ def load_network(model: Path, dtype: torch.dtype) -> PreTrainedModel:
     disable_progress_bar()
     # torch's grouped matrix product, which transformers takes for experts, knows no float64.
     experts = {"experts_implementation": "eager"} if dtype is torch.float64 else {}
-    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model, dtype=dtype, attn_implementation=PACKED_ATTENTION, local_files_only=True, **experts
-    )
+    try:
+        network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model, dtype=dtype, attn_implementation=PACKED_ATTENTION, local_files_only=True, **experts
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"model {model} cannot be loaded: {error}") from error
     network.eval()
     return network
 

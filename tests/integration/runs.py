@@ -30,6 +30,7 @@ learning_rate = 0.05
 concurrency = 8
 [rollout.limits]
 max_turns = 1
+max_context_tokens = 512
 max_reply_tokens = 300
 tool_s = 2.0
 [buffer]

@@ -64,7 +64,7 @@ async def test_an_attached_engine_gets_the_token_of_its_variable(
 
 async def test_an_attached_engine_that_does_not_answer_is_named_by_its_url() -> None:
     config = AttachedEngineConfig(urls=[NOBODY_LISTENS], start_s=0.3)
-    with pytest.raises(EngineError, match=f"engine main-0 at {NOBODY_LISTENS} has not answered for 0 s"):
+    with pytest.raises(EngineError, match=f"engine main-0 at {NOBODY_LISTENS} has not answered for 0.3 s"):
         await _attach(config)
 
 

@@ -175,9 +175,9 @@ def test_an_override_is_blamed_for_what_it_sets_and_the_recipe_for_the_rest():
     values = {"way": {"kind": "reader", "batch_tokens": "many"}, "low": "few"}
     with pytest.raises(ConfigError) as caught:
         parse_config(Forked, values, "recipe.toml", ["way.kind=reader", "way.batch_tokens=many"])
-    of_override, of_recipe = sorted(str(caught.value).splitlines())
+    of_override, _, of_recipe = str(caught.value).partition("; recipe.toml: ")
     assert of_override.startswith("override 'way.batch_tokens=many': way.reader.batch_tokens: ")
-    assert of_recipe.startswith("recipe.toml: low: ")
+    assert of_recipe.startswith("low: ")
 
 
 @pytest.mark.parametrize("name", ["../../x", "", "a/b", ".hidden", "x" * 200])

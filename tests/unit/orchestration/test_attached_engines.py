@@ -9,7 +9,8 @@ import pytest
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig
-from agentrl.orchestration.engines import Attachment, let_go
+from agentrl.orchestration.engines import Attachment, let_go, wait_for_answer
+from agentrl.types.errors import EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
 from tests.unit.inference.canned_server import HANGS, CannedServer, canned_server, json_answer, plain_answer
@@ -94,3 +95,29 @@ async def test_a_run_says_that_an_engine_was_left_paused_and_lets_it_generate_wi
 async def test_an_engine_whose_cache_others_hold_yet_is_taken() -> None:
     refusal = json_answer({"error": {"message": "Flush cache failed"}}, 400)
     assert await _attached({"/model_info": json_answer(OURS), "/flush_cache": refusal}) == TAKEN
+
+
+async def test_whoever_waits_for_an_engine_that_hangs_says_so_before_its_first_answer_is_due(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with canned_server({"/model_info": HANGS}) as server:
+        engine = EngineClient("main-0", server.url, ClientConfig(control_s=600.0))
+        waiting = asyncio.create_task(wait_for_answer(engine, 600.0))
+        async with asyncio.timeout(120):
+            while "does not answer" not in caplog.text:
+                await asyncio.sleep(0.05)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await engine.close()
+    assert f"engine main-0 at {server.url} does not answer; waiting for it since " in caplog.text
+    assert "s more (engine.start_s = 600)" in caplog.text
+
+
+async def test_an_engine_that_hangs_is_waited_for_no_longer_than_the_recipe_says() -> None:
+    async with canned_server({"/model_info": HANGS}) as server:
+        engine = EngineClient("main-0", server.url, ClientConfig(control_s=600.0))
+        with pytest.raises(EngineError, match=r"has not answered for 0.2 s .*; start it there, or correct engine.urls"):
+            await wait_for_answer(engine, 0.2)
+        await engine.close()

@@ -19,7 +19,12 @@ from agentrl_scaffolds.turn_taking import TurnTaking
 
 RECIPE = Path(__file__).parents[3] / "environments" / "signals" / "speaker.toml"
 # The tests' tokenizer spells words in several tokens, and its format has more to say.
-ROOMY = ("limits.max_context_tokens=512", "limits.max_reply_tokens=96", "chat.renderer=qwen3")
+ROOMY = (
+    "limits.max_context_tokens=512",
+    "limits.max_reply_tokens=96",
+    "model.shape.context_tokens=512",
+    "chat.renderer=qwen3",
+)
 
 
 async def fluent_episodes(model: Path, num_episodes: int) -> list[Episode]:
