@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.machinery
+import importlib.util
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from agentrl import registry
@@ -247,9 +248,10 @@ def _check_target(what: str, target: str) -> None:
     """Whether a module of the name lies where this process or its children look. Imports nothing."""
     module, _, attribute = target.partition(":")
     top = module.partition(".")[0]
-    places = [*sys.path, os.getcwd()]
     is_named = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
     if not is_named:
         raise ConfigError(f"{what} is not of the form module:attribute; `agentrl env list` has the registered names")
-    if top not in sys.builtin_module_names and importlib.machinery.PathFinder.find_spec(top, places) is None:
+    # Worker processes look into the working folder, too, where a command need not.
+    is_there = top in sys.modules or importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+    if not is_there:
         raise ConfigError(f"{what}: there is no module {top}; install its package, or correct the name")

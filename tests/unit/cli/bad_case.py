@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import chdir
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
-from typer.testing import CliRunner
+import typer
 
 from agentrl.cli.main import app
 
@@ -34,6 +38,8 @@ expert = "expert"
 """
 # A process that is asked for a GPU sees none, wherever the tests run.
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+# Made once: typer takes longer for that than most answers take.
+COMMAND = typer.main.get_command(app)
 HEAVY = ("torch", "transformers")
 
 Make = Callable[[], None]
@@ -101,7 +107,7 @@ def both(*makes: Make) -> Make:
 class Answer:
     """How a call ended, what it printed, and what it left behind: new or changed files and folders."""
 
-    exit_code: int
+    exit_code: int | str | None
     output: str
     left: tuple[str, ...]
 
@@ -114,11 +120,22 @@ def answer_to(case: Case, model: Path, folder: Path) -> Answer:
     with chdir(folder):
         case.make()
         before = dict(_files(folder))
-        result = CliRunner().invoke(app, case.arguments, env=ENVIRONMENT)
+        exit_code, output = _call(case.arguments)
         left = tuple(sorted(str(path) for path in (set(_files(folder)) ^ set(before.items()))))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        return Answer(result.exit_code, f"Traceback: {result.exception!r}", left)
-    return Answer(result.exit_code, result.output, left)
+    return Answer(exit_code, output, left)
+
+
+def _call(arguments: tuple[str, ...]) -> tuple[int | str | None, str]:
+    """The exit code of a command, and all that it wrote."""
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said), patch.dict(os.environ, ENVIRONMENT):
+        try:
+            COMMAND.main(list(arguments), prog_name="agentrl")
+        except SystemExit as ended:
+            return ended.code, said.getvalue()
+        except Exception:  # noqa: BLE001 - whatever a command lets through is what a person would see
+            return 1, said.getvalue() + traceback.format_exc()
+    return 0, said.getvalue()
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:

@@ -68,6 +68,10 @@ _ENGINE = {
     "--port 1 --max-lora-rank 0": "max_lora_rank",
     "--port 1 --collective-s 0": "collective_s",
 }
+_DEVICES = {
+    "tpux": ("--device tpux is no device", "give cpu, cuda or cuda:N"),
+    "cuda:99": ("--device cuda:99", "give cpu or a smaller number"),
+}
 _COMMANDS = {
     "trian recipe.toml": "Did you mean 'train'",
     "evaluate recipe.toml": "No such command 'evaluate'",
@@ -92,6 +96,10 @@ CASES: tuple[Case, ...] = (
     *(
         case(f"engine-{_name(c)}", "engine", "model", *c.split(), says=("agentrl engine: ", w))
         for c, w in _ENGINE.items()
+    ),
+    *(
+        Case(f"engine-device-{device}", ("engine", "model", "--port", "0", "--device", device), says, is_light=False)
+        for device, says in _DEVICES.items()
     ),
     case("engine-empty-token", "engine", "model", "--port", "1", "--token", "", says="token"),
     *(case(f"command-{_name(c)}", *c.split(), says=(what, "--help")) for c, what in _COMMANDS.items()),
