@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 import agentrl
+from agentrl.process.parent import CHILD
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError, tail
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
@@ -65,7 +66,7 @@ async def start_worker(command: WorkerCommand, number: int) -> ChildProcess:
     try:
         worker = await ChildProcess.start(
             f"{command.label}-{number}",
-            ["-m", "agentrl.envs.worker", command.environment, options],
+            [*CHILD, "agentrl.envs.worker", command.environment, options],
             command.logs / f"{command.label}-{number}.log",
             python=command.python,
         )

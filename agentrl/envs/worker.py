@@ -15,7 +15,6 @@ import agentrl
 from agentrl.config.base import ConfigModel
 from agentrl.envs.abilities import attachable, snapshotting
 from agentrl.envs.definition import EnvironmentDefinition, load_environment
-from agentrl.process.parent import die_with_parent, ignore_stop_signals
 from agentrl.process.server import serve
 from agentrl.protocols import Environment
 from agentrl.types.environment import (
@@ -118,8 +117,6 @@ async def _end(result: Awaitable[None] | None) -> None:
 
 def main() -> None:
     """Entry of the child: ``python -m agentrl.envs.worker NAME OPTIONS_JSON FD``."""
-    ignore_stop_signals()
-    die_with_parent()
     name, options, fd = sys.argv[1:]
     serve(EnvironmentWorker(name, msgspec.json.decode(options)), int(fd))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.journal.claim import Claim
-from agentrl.process.parent import die_with_parent, ignore_stop_signals
+from agentrl.process.parent import CHILD
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.process.server import serve
 from agentrl.types.errors import StorageError
@@ -106,7 +106,7 @@ class ArchiverProcess:
     async def _move(self) -> None:
         try:
             if self.child is None:
-                self.child = await ChildProcess.start("archiver", ["-m", "agentrl.journal.archiver"], self.log)
+                self.child = await ChildProcess.start("archiver", [*CHILD, "agentrl.journal.archiver"], self.log)
             arguments = (str(self.claim.folder), self.claim.token, str(self.target), self.keep_bytes)
             await self.child.call("move", *arguments, result=type(None), deadline_s=self.deadline_s)
         except RemoteCallError as error:
@@ -135,8 +135,6 @@ _NOTHING_LOST = (
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.journal.archiver FD``."""
-    ignore_stop_signals()
-    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     os.nice(_NICENESS)
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrl.inference.config import EmbeddedEngineConfig, SGLangEngineConfig, StartedEngineConfig
 from agentrl.inference.labels import Labels
+from agentrl.process.parent import CHILD
 from agentrl.types.errors import ConfigError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
@@ -52,7 +53,7 @@ def engine_command(launch: EngineLaunch, port: int) -> tuple[list[str], dict[str
 
 
 def _embedded(launch: EngineLaunch, config: EmbeddedEngineConfig, port: int) -> tuple[list[str], dict[str, str]]:
-    command = [sys.executable, "-m", "agentrl.cli.main", "engine", str(launch.model), "--port", str(port)]
+    command = [sys.executable, *CHILD, "agentrl.cli.main", "engine", str(launch.model), "--port", str(port)]
     command += ["--weight-version", launch.label, "--supervised", "--threads", str(config.threads)]
     command += ["--deterministic"] if launch.is_deterministic else []
     for key, value in config.args.items():

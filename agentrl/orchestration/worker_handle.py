@@ -12,6 +12,7 @@ from pathlib import Path
 from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.orchestration.worker_process import STACK_SIGNAL, WorkerSpec
 from agentrl.process.channel import Channel, ChannelClosedError
+from agentrl.process.parent import CHILD
 from agentrl.process.remote import RemoteCallError, how_it_ended, kill_group, spawn, tail
 from agentrl.process.running_mark import make_mark, read_mark
 from agentrl.protocols import RolloutWorker
@@ -112,7 +113,7 @@ class WorkerProcess(RolloutWorker):
         mark = make_mark()
         try:
             with log.open("ab") as output:
-                process, connection = spawn(["-m", _MODULE, str(mark)], output, descriptors=[mark])
+                process, connection = spawn([*CHILD, _MODULE, str(mark)], output, descriptors=[mark])
         except OSError as error:
             os.close(mark)
             raise WorkerLostError("crashed", f"{spec.name} could not be started: {error}") from error

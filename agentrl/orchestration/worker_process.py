@@ -25,7 +25,6 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.players import build_hosts, build_runners
 from agentrl.process.channel import Channel
 from agentrl.process.loop import run_async
-from agentrl.process.parent import die_with_parent, ignore_stop_signals
 from agentrl.process.remote import RemoteCallError
 from agentrl.process.running_mark import RunningMark
 from agentrl.protocols import EnvironmentHost
@@ -182,8 +181,6 @@ class WorkerServer:
 
 def main() -> None:
     """Entry of the process."""
-    ignore_stop_signals()
-    die_with_parent()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     mark, connection = map(int, sys.argv[1:])

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 _PARENT = "AGENTRL_PARENT_PID"
+CHILD = ("-m", "agentrl.process.child")
+"""Arguments of a Python before the name of the module that is to be a child of this process."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What a terminal or a cluster sends to all processes of a run at once."""
 
@@ -43,13 +45,18 @@ def die_with_parent() -> None:
     """Let the kernel kill this process when the one that started it ends, however it ends; Linux only.
 
     Who has ended before that is seen by the new parent, process 1 as a rule. In a container the one that started this
-    may be process 1 itself, so it says who it is. Signals to stop, which `spawn` has held back, come from now on.
+    may be process 1 itself, so it says who it is. Signals to stop, which `spawn` has held back, come from now on. A
+    second call changes nothing.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     expected = os.environ.pop(_PARENT, None)
     if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl, wished = ctypes.CDLL(None, use_errno=True).prctl, ctypes.c_int()
+    prctl(_PR_GET_PDEATHSIG, ctypes.byref(wished))
+    if wished.value == signal.SIGKILL:
+        return
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = os.getppid()
     if (parent == 1) if expected is None else (parent != int(expected)):
         sys.exit("the parent process ended before this one was up")

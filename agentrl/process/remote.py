@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 from agentrl import codec
 from agentrl.process.outlet import Outlet
 from agentrl.process.parent import stop_signals_blocked, supervised_environment
-from agentrl.process.server import Call, Reply
+from agentrl.process.server import HEADER, Call, Reply
 from agentrl.process.threads import run_in_thread
 from agentrl.types.errors import AgentRLError
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
-_LENGTH = struct.Struct("<Q")
 _EXIT_S = 2.0
 _LARGE_BYTES = 1 << 16
 
@@ -47,15 +46,19 @@ class ChildProcess:
     """A Python child that serves one object, with its output in a log file, or where this process has its own.
 
     One call at a time. A call that misses its deadline leaves the child in an unknown state, so the
-    caller must `kill` it; `kill` takes the child's whole process group and always succeeds.
+    caller must `kill` it; `kill` takes the child's whole process group and always succeeds. A call that was given up
+    goes on in the child; the next one waits for its end, and its answer is nobody's.
 
-    Example: ``await ChildProcess.start("trainer-0", ["-m", "agentrl.trainer.rank"], log)``; the child
+    Example: ``await ChildProcess.start("trainer-0", [*CHILD, "agentrl.trainer.rank"], log)``; the child
     finds the number of its socket as the last argument.
     """
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path | None) -> None:
         self.name, self.log = name, log
         self._process = process
+        self._numbers = itertools.count()
+        self._sending: asyncio.Task[None] | None = None
+        self._coming: tuple[int, int] | None = None  # length and number of an answer whose rest is to be read
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._outlet: Outlet
@@ -102,24 +105,42 @@ class ChildProcess:
 
     async def call_encoded(self, method: str, request: bytes, result: TypeForm[T], deadline_s: float) -> T:
         """The same with a call that `encode_call` made; a large one is sent by a thread, while the loop goes on."""
+        number = next(self._numbers)
         try:
             async with asyncio.timeout(deadline_s):
-                await self._send(request)
-                header = await self._reader.readexactly(_LENGTH.size)
-                reply = await self._reader.readexactly(_LENGTH.unpack(header)[0])
+                await self._send(HEADER.pack(len(request), number), request)
+                reply = await self._reply_to(number)
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._wait_for_end()
             raise ProcessDiedError(self.describe_end(method)) from None
         return _decode_reply(self.name, method, reply, result)
 
-    async def _send(self, request: bytes) -> None:
+    async def _send(self, header: bytes, request: bytes) -> None:
         """Waits for: the child, until it has read all. Unblocked by: that, its end, or `kill`."""
-        header = _LENGTH.pack(len(request))
+        if self._sending is not None:  # of a call that was given up: what follows is not to come in its midst
+            await asyncio.wait([self._sending])
         if len(request) > _LARGE_BYTES:
-            await run_in_thread(f"send-{self.name}", lambda: self._outlet.send(header, request))
+            sending = run_in_thread(f"send-{self.name}", lambda: self._outlet.send(header, request))
+            self._sending = asyncio.create_task(sending)
+            self._sending.add_done_callback(_note_error)
+            await asyncio.shield(self._sending)
         else:
             self._writer.write(header + request)
             await self._writer.drain()
+
+    async def _reply_to(self, number: int) -> bytes:
+        """The answer to a call; those to calls that were given up come before it.
+
+        Waits for: the child. Unblocked by: it, or its end; the caller sets the deadline.
+        """
+        while True:
+            if self._coming is None:
+                self._coming = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            size, answered = self._coming
+            reply = await self._reader.readexactly(size)
+            self._coming = None
+            if answered == number:
+                return reply
 
     async def _wait_for_end(self) -> None:
         """A process that dies closes its socket before its exit code can be had; a moment later it can."""
@@ -152,6 +173,12 @@ class ChildProcess:
         self._outlet.close()
 
 
+def _note_error(sending: asyncio.Task[None]) -> None:
+    """Of a call that was given up nobody hears that it could not be sent."""
+    if not sending.cancelled():
+        sending.exception()
+
+
 def encode_call(method: str, arguments: tuple[object, ...]) -> bytes:
     """A call as it goes to a child."""
     return codec.encode(Call(method, [codec.encode(argument) for argument in arguments]))
@@ -166,7 +193,8 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start ``python *argv FD`` in a process group of its own; the socket is the other end of FD.
 
-    Signals to stop are held back until the child calls `die_with_parent`: before, it may say what is to become of them.
+    ``[*CHILD, MODULE]`` ends with this process whatever it does. Signals to stop are held back until a child calls
+    `die_with_parent`: before, it may say what is to become of them.
     Without `output` it writes where this process does.
 
     Raises:

@@ -13,7 +13,8 @@ import msgspec
 from agentrl import codec
 from agentrl.types.errors import EpisodeError, Failure, place_of, trace_of
 
-_LENGTH = struct.Struct("<Q")
+HEADER = struct.Struct("<QQ")
+"""What is before a call and before its answer: how long it is, and the number of the call."""
 
 
 class Call(msgspec.Struct):
@@ -79,20 +80,17 @@ def serve(target: object, fd: int) -> None:
     """Answer calls that arrive on socket `fd` until the other side closes it."""
     server = ObjectServer(target)
     with socket.socket(fileno=fd) as connection:
-        while (request := _receive(connection)) is not None:
+        while (header := _receive_exactly(connection, HEADER.size)) is not None:
+            size, number = HEADER.unpack(header)
+            request = _receive_exactly(connection, size)
+            if request is None:
+                return
             reply = server.dispatch(request)
-            connection.sendall(_LENGTH.pack(len(reply)) + reply)
-
-
-def _receive(connection: socket.socket) -> bytes | None:
-    """A message behind its length; None at the other side's end. Waits for: one. Unblocked by: it, or that end."""
-    header = _receive_exactly(connection, _LENGTH.size)
-    if header is None:
-        return None
-    return _receive_exactly(connection, _LENGTH.unpack(header)[0])
+            connection.sendall(HEADER.pack(len(reply), number) + reply)
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
+    """So many bytes; None at the other side's end. Waits for: them. Unblocked by: them, or that end."""
     chunks = bytearray()
     while len(chunks) < size:
         chunk = connection.recv(min(size - len(chunks), 1 << 20))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.process.parent import CHILD
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError, encode_call
 from agentrl.process.threads import run_in_thread
 from agentrl.trainer.config import TrainerConfig
@@ -33,9 +33,9 @@ class TrainerHandle:
     A call that fails on any rank ends all of them, since ranks that miss a collective wait for ever.
     """
 
-    def __init__(self, policy: str, config: TrainerConfig, ranks: Sequence[ChildProcess]) -> None:
+    def __init__(self, policy: str, config: TrainerConfig, ranks: Sequence[ChildProcess], rendezvous: Path) -> None:
         self._policy, self._config = policy, config
-        self._ranks = list(ranks)
+        self._ranks, self._rendezvous = list(ranks), rendezvous
 
     @classmethod
     async def start(
@@ -54,8 +54,10 @@ class TrainerHandle:
             ConfigError: the model cannot be loaded.
             TrainerError: a rank died or was not ready in time.
         """
-        rendezvous = Path(tempfile.mkdtemp(prefix="agentrl-")) / "rendezvous"
-        ranks = []
+        # Beside the logs, where what a kill leaves is in nobody's way; the file of ranks that are gone misleads others.
+        rendezvous = logs.absolute() / f"trainer-{policy}.rendezvous"
+        rendezvous.unlink(missing_ok=True)
+        ranks: list[ChildProcess] = []
         for rank in range(config.ranks):
             spec = {
                 "policy": policy,
@@ -68,11 +70,11 @@ class TrainerHandle:
                 "trainer": config.model_dump(),
                 "algorithm": algorithm.model_dump(),
             }
-            argv = ["-m", "agentrl.trainer.rank", msgspec.json.encode(spec).decode()]
+            argv = [*CHILD, "agentrl.trainer.rank", msgspec.json.encode(spec).decode()]
             name = f"trainer-{policy}-{rank}"
             environment = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
             ranks.append(await ChildProcess.start(name, argv, logs / f"{name}.log", environment))
-        handle = cls(policy, config, ranks)
+        handle = cls(policy, config, ranks, rendezvous)
         await handle._call("load", result=dict[str, int], deadline_s=config.deadlines.start_s)
         return handle
 
@@ -119,11 +121,13 @@ class TrainerHandle:
     async def close(self) -> None:
         """End the ranks; safe to call twice."""
         await asyncio.gather(*(rank.close() for rank in self._ranks))
+        self._rendezvous.unlink(missing_ok=True)
 
     def kill(self) -> None:
         """End the ranks at once."""
         for rank in self._ranks:
             rank.kill()
+        self._rendezvous.unlink(missing_ok=True)
 
     async def _call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
         """Call all ranks; the answer is rank 0's. A thread encodes the call, once for all of them.

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.models.verification import require
 from agentrl.process.crash_points import crash_point
-from agentrl.process.parent import die_with_parent, ignore_stop_signals
 from agentrl.process.server import serve
 from agentrl.trainer.adapter import stage_adapter
 from agentrl.trainer.canary import compute_canary
@@ -84,7 +83,7 @@ class TrainerRank:
             _take_gpu(spec.rank, spec.num_ranks)
         dist.init_process_group(
             "nccl" if self._config.device == "cuda" else "gloo",
-            init_method=f"file://{spec.rendezvous}",
+            store=dist.FileStore(spec.rendezvous, spec.num_ranks),
             rank=spec.rank,
             world_size=spec.num_ranks,
         )
@@ -219,8 +218,6 @@ def _take_gpu(rank: int, num_ranks: int) -> None:
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.trainer.rank SPEC_JSON FD``."""
-    ignore_stop_signals()
-    die_with_parent()
     spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     serve(TrainerRank(spec), int(sys.argv[2]))

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentrl.process.parent import die_with_parent, ignore_stop_signals
+from agentrl.process.parent import CHILD
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.process.server import serve
 from agentrl.types.errors import EngineError
@@ -124,7 +124,7 @@ class SenderProcess:
     @classmethod
     async def start(cls, name: str, log: Path) -> SenderProcess:
         """Start the process; it is ready when its first call returns."""
-        return cls(await ChildProcess.start(name, ["-m", "agentrl.weights.sender"], log))
+        return cls(await ChildProcess.start(name, [*CHILD, "agentrl.weights.sender"], log))
 
     async def call(self, method: str, *arguments: Any, result: type[T], deadline_s: float) -> T:
         """Call the sender; a call that fails or is cut off kills it.
@@ -156,8 +156,6 @@ class SenderProcess:
 
 def main() -> None:
     """Entry of the process: ``python -m agentrl.weights.sender FD``."""
-    ignore_stop_signals()
-    die_with_parent()
     serve(Sender(), int(sys.argv[1]))
 
 

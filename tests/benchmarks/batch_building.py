@@ -104,7 +104,7 @@ async def finish_batch(buffer: MemoryBuffer, step: int) -> None:
 async def measure(num_batches: int, folder: Path) -> dict[str, object]:
     argv = ["-m", "tests.benchmarks.batch_building", "rank"]
     ranks = [await ChildProcess.start(f"rank-{n}", argv, folder / f"{n}.log") for n in range(RANKS)]
-    trainer = TrainerHandle("main", TrainerConfig(), ranks)
+    trainer = TrainerHandle("main", TrainerConfig(), ranks, folder / "rendezvous")
     warm_up, buffer = 3, make_buffer()
     for _ in range(AHEAD):
         await finish_batch(buffer, 0)

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +145,7 @@ async def live(model: Path, folder: Path) -> Day:
     for rank in range(2):
         argv = [trainer_worker.__file__, msgspec.json.encode(spec_of(model, rank, 2, folder)).decode()]
         ranks.append(await ChildProcess.start(f"trainer-main-{rank}", argv, folder / f"{rank}.log"))
-    handle, day = TrainerHandle("main", config_of("adamw"), ranks), Day()
+    handle, day = TrainerHandle("main", config_of("adamw"), ranks, folder / "rendezvous-2"), Day()
     try:
         await asyncio.gather(*(rank.call("load", result=dict[str, int], deadline_s=200) for rank in ranks))
         for kind in SETTINGS:
@@ -253,8 +254,14 @@ async def test_a_missing_model_folder_is_a_configuration_error(tmp_path):
         await start(tmp_path / "nowhere", tmp_path)
 
 
-async def test_a_started_trainer_steps_until_a_call_fails_and_then_is_gone(tiny_model, tmp_path, single):
-    handle = await start(tiny_model, tmp_path)
+async def test_a_started_trainer_steps_until_a_call_fails_and_then_is_gone(tiny_model, tmp_path, single, monkeypatch):
+    temporary, logs = tmp_path / "temporary", tmp_path / "logs"
+    for folder in (temporary, logs):
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (logs / "trainer-main.rendezvous").write_bytes(b"of ranks that were killed")
+    handle = await start(tiny_model, logs)
+    assert not list(temporary.iterdir()), "a kill would leave it there"
     try:
         single.become(*arguments_of("sgd"))
         report = await handle.step(BATCHES[0])
@@ -267,6 +274,7 @@ async def test_a_started_trainer_steps_until_a_call_fails_and_then_is_gone(tiny_
             await handle.step(BATCHES[1])
     finally:
         await handle.close()
+    assert [path.name for path in logs.iterdir()] == ["trainer-main-0.log"]
 
 
 async def test_a_trainer_that_is_too_slow_ends_with_an_error_that_names_the_limit(tiny_model, tmp_path):

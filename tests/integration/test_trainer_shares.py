@@ -99,7 +99,7 @@ async def two_ranks(models: dict[str, Path], folder: Path) -> dict[tuple[str, st
     for rank in range(2):
         argv = [trainer_worker.__file__, msgspec.json.encode(spec_of(models["tied"], rank, 2, folder)).decode()]
         ranks.append(await ChildProcess.start(f"trainer-main-{rank}", argv, folder / f"{rank}.log"))
-    handle, results = TrainerHandle("main", PLAIN, ranks), {}
+    handle, results = TrainerHandle("main", PLAIN, ranks, folder / "rendezvous"), {}
     try:
         await asyncio.gather(*(rank.call("load", result=dict[str, int], deadline_s=200) for rank in ranks))
         for model, path in models.items():

@@ -22,8 +22,8 @@ def _launch(config: EmbeddedEngineConfig | SGLangEngineConfig, number: int = 0, 
 def test_an_embedded_engine_gets_its_options_and_cores() -> None:
     config = EmbeddedEngineConfig(threads=2, args={"prefill_tokens": 512})
     command, environment = engine_command(_launch(config, exact=True), 30000)
-    assert command[:4] == [sys.executable, "-m", "agentrl.cli.main", "engine"]
-    words = " ".join(command[4:])
+    assert command[:5] == [sys.executable, "-m", "agentrl.process.child", "agentrl.cli.main", "engine"]
+    words = " ".join(command[5:])
     assert words == (
         "/models/m --port 30000 --weight-version 0.3 --supervised --threads 2 --deterministic --prefill-tokens 512"
     )

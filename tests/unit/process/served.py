@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -49,6 +50,15 @@ class Calculator:
 
     def block(self) -> None:
         time.sleep(3600)
+
+    def wait(self, begun: str, may_end: str) -> int:
+        """41, once another file is there."""
+        Path(begun).touch()
+        for _ in range(12_000):
+            if Path(may_end).exists():
+                return 41
+            time.sleep(0.01)
+        raise TimeoutError(may_end)
 
     def die(self) -> None:
         print("last words", file=sys.stderr, flush=True)

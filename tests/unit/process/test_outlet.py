@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
+import struct
+import termios
 import threading
 from pathlib import Path
 
@@ -22,6 +25,11 @@ LARGE = Column(np.arange(2_000_000, dtype=np.float64), "large")
 
 def sending() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("send-")]
+
+
+def unread_bytes(child: ChildProcess) -> int:
+    """Of what was sent to a child, as the kernel counts."""
+    return struct.unpack("i", fcntl.ioctl(child._outlet._socket, termios.TIOCOUTQ, bytes(4)))[0]
 
 
 async def until_nothing_is_sent() -> None:
@@ -49,6 +57,22 @@ async def test_a_child_that_reads_nothing_costs_its_deadline_and_killing_it_ends
     assert sending() == ["send-calculator"]
     child.kill()
     await until_nothing_is_sent()
+
+
+async def test_a_call_behind_one_that_was_given_up_on_its_way_waits_for_its_rest(tmp_path: Path) -> None:
+    child = await ChildProcess.start("calculator", ARGV, tmp_path / "log")
+    assert await child.call("add", 2, 3, result=int, deadline_s=60) == 5
+    os.kill(child.pid, signal.SIGSTOP)
+    given_up = asyncio.create_task(child.call("double", LARGE, result=Column, deadline_s=60))
+    while not unread_bytes(child):
+        await asyncio.sleep(0.01)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    adding = asyncio.create_task(child.call("add", 3, 3, result=int, deadline_s=60))
+    await asyncio.sleep(0)
+    os.kill(child.pid, signal.SIGCONT)
+    assert await adding == 6
+    await child.close()
 
 
 async def test_a_child_that_dies_in_the_middle_of_a_message_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -88,6 +89,30 @@ async def test_a_call_that_blocks_ends_by_its_deadline_and_the_child_can_be_kill
     assert child.is_alive
     child.kill()
     assert not child.is_alive
+
+
+async def test_the_answer_to_a_call_that_was_given_up_is_nobody_elses(caller, tmp_path):
+    begun, may_end = tmp_path / "begun", tmp_path / "may end"
+    given_up = asyncio.create_task(caller.call("wait", str(begun), str(may_end), result=int, deadline_s=120))
+    while not begun.exists():
+        await asyncio.sleep(0.01)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    adding = asyncio.create_task(caller.call("add", 2, 3, result=int, deadline_s=120))
+    await asyncio.sleep(0)
+    may_end.touch()
+    assert await adding == 5
+    assert await caller.call("add", 3, 3, result=int, deadline_s=120) == 6
+
+
+async def test_a_call_that_is_given_up_in_the_middle_of_its_answer_leaves_the_rest_to_nobody(caller):
+    large = Column(np.zeros(2_000_000), "large")
+    given_up = asyncio.create_task(caller.call("double", large, result=Column, deadline_s=120))
+    while caller._coming is None and not given_up.done():
+        await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    assert await caller.call("add", 2, 3, result=int, deadline_s=120) == 5
 
 
 async def test_close_lets_a_child_end_by_itself(tmp_path):

@@ -47,7 +47,7 @@ def remote(error: str, message: str = "why") -> RemoteCallError:
 
 
 def handle_of(*ranks: ScriptedRank) -> TrainerHandle:
-    return TrainerHandle("main", TrainerConfig(), ranks)
+    return TrainerHandle("main", TrainerConfig(), ranks, Path("rendezvous"))
 
 
 async def test_the_answer_is_that_of_the_first_rank():
