@@ -57,6 +57,9 @@ class Engine(Protocol):
     async def abort_all(self) -> None:
         """Give back everything in flight, queued or paused."""
 
+    async def abort(self, rid: str) -> None:
+        """Give back what is in flight under an id; none is no error."""
+
     async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
         """Take new weights as far as the server can while it generates; they are served after `swap`."""
 

@@ -28,8 +28,7 @@ _log = logging.getLogger(__name__)
 class RemoteEnvironment:
     """An environment in a worker process, for one episode.
 
-    `is_spoiled` turns True with the first call that did not return: the worker's state is then unknown
-    and it must not serve another episode.
+    `is_spoiled` is True after a call that did not return: the worker's state is unknown until it answers another.
     """
 
     def __init__(self, worker: ChildProcess, call_s: float) -> None:
@@ -79,11 +78,11 @@ class RemoteEnvironment:
 
     async def _call(self, method: str, *arguments: object, result: TypeForm[T], limit_s: float | None = None) -> T:
         limit_s = limit_s or self._call_s
-        was_spoiled, self.is_spoiled = self.is_spoiled, True
+        self.is_spoiled = True
         try:
             value = await self._worker.call(method, *arguments, result=result, deadline_s=limit_s)
         except RemoteCallError as error:
-            self.is_spoiled = was_spoiled
+            self.is_spoiled = False
             message = f"{error.error}: {error.message}{error.place}"
             failure = error.failure or Failure(Boundary.ENVIRONMENT, method, message, error.trace)
             raise EpisodeError(failure.boundary, failure.kind, failure.message, failure.trace) from error
@@ -95,7 +94,7 @@ class RemoteEnvironment:
             ) from None
         except msgspec.ValidationError as error:
             raise EpisodeError(Boundary.ENVIRONMENT, "answer", f"{method}() returned {error}") from error
-        self.is_spoiled = was_spoiled
+        self.is_spoiled = False
         return value
 
 
@@ -175,8 +174,13 @@ class ProcessHost:
         return worker
 
     async def _put_back(self, worker: ChildProcess, environment: RemoteEnvironment) -> None:
-        """Keep a worker that answers its close; kill any other. The episode's outcome stands either way."""
-        if not environment.is_spoiled:
+        """Keep a worker that answers its close; kill any other. The episode's outcome stands either way.
+
+        Where the episode was cut off in the midst of a call, a live session is closed behind that call's end.
+        """
+        task = asyncio.current_task()
+        is_cut_off = task is not None and task.cancelling() > 0
+        if not environment.is_spoiled or (is_cut_off and self.description.recovery.has_handles):
             try:
                 await environment.close()
                 self._idle.append(worker)

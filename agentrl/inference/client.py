@@ -137,6 +137,10 @@ class EngineClient:
         """Give back everything in flight, queued or paused. Raises EngineError."""
         await self._http.repeat("/abort_request", {"abort_all": True}, self._config.control_s)
 
+    async def abort(self, rid: str) -> None:
+        """Give back what is in flight under an id; none is no error. Raises EngineError."""
+        await self._http.control("/abort_request", {"rid": rid}, self._config.control_s)
+
     async def flush(self) -> bool:
         """Forget the KV of requests that have ended; False if the server does not, since others are under way."""
         try:
@@ -371,5 +375,5 @@ class EngineClient:
 
     async def _abort_quietly(self, rid: str) -> None:
         """Tell the engine that nobody waits; the answer does not matter, nor does it if it is gone."""
-        with contextlib.suppress(NoAnswerError, TimeoutError):
-            await self._http.post("/abort_request", orjson.dumps({"rid": rid}), self._config.control_s)
+        with contextlib.suppress(EngineError):
+            await self.abort(rid)

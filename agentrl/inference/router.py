@@ -7,17 +7,22 @@ from collections import Counter, OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
+
 from agentrl.inference.attempts import Attempts, Cause
 from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.types.errors import Boundary, EngineBusyError, EngineError, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion
 
+_NO_REPLY = Generation(np.empty(0, np.int32), np.empty(0, np.float32), (), (), FinishReason.ABORT)
 _CAUSES = {"unreachable": Cause.DROPPED, "engine.identity": Cause.MISDELIVERED, "busy": Cause.BUSY}
 _MISDELIVERIES = 3
 _SHORTEST_REST_S = 0.05
 _PREFIX_TOKENS = 256
 _KEPT_PREFIXES = 4096
+_ABORT_INTERVAL_S = 0.5
+_TELL_S = 1.0
 _PREFIX_SLACK = 2  # requests more than the least loaded engine has, and a shared prefix is still worth it
 
 
@@ -46,25 +51,77 @@ class EngineRouter:
         self._home: dict[str, str] = {}
         self._prefixes: OrderedDict[int, str] = OrderedDict()
         self._abandoned: set[asyncio.Task[Generation]] = set()
+        self._is_parking, self._none_pending = False, asyncio.Event()
+        self._pending: dict[asyncio.Timeout, tuple[Member, str] | None] = {}
+        """Requests by what ends them, with the engine that each is with, and the id that it has there."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Generate on the session's engine, or on another if that one is gone.
 
-        Waits for: an engine's reply. Unblocked by: it, the engine's death, the client's deadline; and
+        Waits for: an engine's reply. Unblocked by: it, the engine's death, the client's deadline; `give_back`; and
         `wait_s` while no engine serves, or none gives an answer that counts.
 
         Raises:
             EpisodeError: no engine serves, or the engine's own error.
         """
+        if self._is_parking:
+            return _NO_REPLY
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._pending[limit] = None
+                self._none_pending.clear()
+                return await self._generate(request, limit)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return _NO_REPLY
+        finally:
+            self._pending.pop(limit, None)
+            if not self._pending:
+                self._none_pending.set()
+
+    async def give_back(self, within_s: float) -> int:
+        """Have all requests end with what they have by now, and later ones with nothing: the run stops.
+
+        Only these are aborted, by their ids: an engine may be in the midst of a proof of its weights. One that waits
+        for an engine ends at once. An abort is sent again and again, since a request may be on its way.
+
+        Waits for: what engines have drawn. Unblocked by: that, or `within_s`, after which the rest is lost. Returns how
+        many requests lost what was drawn for them.
+        """
+        self._is_parking = True
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + within_s
+        while (asked := self._end_those_that_wait()) and (now := loop.time()) < ends:
+            await asyncio.gather(*(_abort(member, rid, ends) for member, rid in asked.values()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(ends, now + _ABORT_INTERVAL_S)):
+                    await self._none_pending.wait()
+        for limit in asked:
+            limit.reschedule(loop.time())
+        return len(asked)
+
+    def _end_those_that_wait(self) -> dict[asyncio.Timeout, tuple[Member, str]]:
+        """End the requests that are with no engine; returns the others."""
+        going_on = {limit: asking for limit, asking in self._pending.items() if not limit.expired()}
+        for limit, asking in going_on.items():
+            if asking is None:
+                limit.reschedule(asyncio.get_running_loop().time())
+        return {limit: asking for limit, asking in going_on.items() if asking is not None}
+
+    async def _generate(self, request: GenerationRequest, limit: asyncio.Timeout) -> Generation:
         attempts = Attempts(self._wait_s)
         unbelieved_tokens = 0
         while True:
             member = await self._choose(request, attempts)
             since = member.version
             self._load[member.name] += 1
+            rid = attempts.rid(request.rid)
+            self._pending[limit] = member, rid
             try:
                 with member.request():
-                    generation = await self._ask(member, replace(request, expects=since, rid=attempts.rid(request.rid)))
+                    generation = await self._ask(member, replace(request, expects=since, rid=rid))
                 if await self._passes_fence(member, since, generation):
                     self.interrupted += generation.finish is FinishReason.ABORT
                     num_lost = attempts.num_failed - attempts.causes[Cause.FENCED]
@@ -76,12 +133,7 @@ class EngineRouter:
                 self._failed(member, attempts, _cause(error), error)
             finally:
                 self._load[member.name] -= 1
-
-    async def abort_all(self) -> None:
-        """Ask every engine that serves to give back what it generates; one that does not answer has nothing to give."""
-        for name in self.fleet.healthy:
-            with suppress(EpisodeError, EngineError):
-                await self.fleet.members[name].engine.abort_all()
+                self._pending[limit] = None
 
     def metrics(self) -> dict[str, float]:
         """What was counted of requests, under ``requests/``."""
@@ -105,15 +157,20 @@ class EngineRouter:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             asking.cancel()
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=_TELL_S, return_when=asyncio.FIRST_COMPLETED)
+            self._abandon(asking)
             raise
         if asking.done():
             return asking.result()
-        # It may try for a while yet to tell a dead engine that nobody waits.
         asking.cancel()
-        self._abandoned.add(asking)
-        asking.add_done_callback(self._abandoned.discard)
+        self._abandon(asking)
         raise EpisodeError(Boundary.ENGINE, "unreachable", f"{engine.name} gives no reply any more: {member.reason}")
+
+    def _abandon(self, asking: asyncio.Task[Generation]) -> None:
+        """It may try for a while yet to tell an engine that does not answer that nobody waits."""
+        if not asking.done():
+            self._abandoned.add(asking)
+            asking.add_done_callback(self._abandoned.discard)
 
     async def _passes_fence(self, member: Member, since: PolicyVersion, generation: Generation) -> bool:
         """Whether the engine is proven to have held every version that the tokens name.
@@ -202,6 +259,16 @@ class EngineRouter:
         if len(self._prefixes) > _KEPT_PREFIXES:
             self._prefixes.popitem(last=False)
         return chosen
+
+
+async def _abort(member: Member, rid: str, ends_s: float) -> None:
+    """Ask for a request's end; an engine that does not answer has nothing to give.
+
+    Waits for: its answer. Unblocked by: it, a moment, or the end by the loop's clock.
+    """
+    with suppress(EngineError, TimeoutError):
+        async with asyncio.timeout_at(min(ends_s, asyncio.get_running_loop().time() + _TELL_S)):
+            await member.engine.abort(rid)
 
 
 def _cause(error: EpisodeError) -> Cause | None:

@@ -106,6 +106,17 @@ class StepResultRecorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Judging:
+    """A live session is about to be asked for its verdict, by the scorer of that name.
+
+    Without a `Scored` of that scorer behind it nobody knows whether it was: that session is not asked again.
+    """
+
+    token: int
+    scorer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
     """A scorer has judged the episode, or failed to.
 
@@ -211,6 +222,7 @@ Entry = (
     | TurnCommitted
     | Intended
     | StepResultRecorded
+    | Judging
     | Scored
     | Ended
     | Taken
@@ -221,7 +233,15 @@ Entry = (
     | Compacted
 )
 EpisodeEntry = (
-    Leased | EnvironmentStarted | PartialReply | TurnCommitted | Intended | StepResultRecorded | Scored | Ended
+    Leased
+    | EnvironmentStarted
+    | PartialReply
+    | TurnCommitted
+    | Intended
+    | StepResultRecorded
+    | Judging
+    | Scored
+    | Ended
 )
 
 KINDS: dict[int, type] = {
@@ -233,6 +253,7 @@ KINDS: dict[int, type] = {
     6: StepResultRecorded,
     7: Ended,
     8: Scored,
+    9: Judging,
     16: Taken,
     17: Stepped,
     18: Dropped,

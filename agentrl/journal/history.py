@@ -12,6 +12,7 @@ from agentrl.journal.entries import (
     EnvironmentStarted,
     EpisodeEntry,
     Intended,
+    Judging,
     Leased,
     PartialReply,
     Scored,
@@ -29,8 +30,9 @@ class EpisodeHistory:
 
     `results` are in the order of steps, `acted` has the last of each turn. `scores` are by scorer. `parts` are those of
     a reply that no turn has completed; `pending` is an intent without a result: whether its effects happened is not
-    known. `fenced` counts entries of holders that had lost their lease. It `is_whole` unless entries that a later
-    holder had found are lost: then it cannot be resumed or trained.
+    known. `judging` says that the last live session was about to be asked for its verdict. `fenced` counts entries of
+    holders that had lost their lease. It `is_whole` unless entries that a later holder had found are lost: then it
+    cannot be resumed or trained.
 
     Example: two turns whose second tool call was cut off: ``turns`` has two, ``results`` one, ``pending`` is set.
     """
@@ -45,6 +47,7 @@ class EpisodeHistory:
     acted: dict[int, StepResultRecorded] = field(default_factory=dict)
     pending: Intended | None = None
     parts: list[PartialReply] = field(default_factory=list)
+    judging: Judging | None = None
     scores: dict[str, ScoreRecord] = field(default_factory=dict)
     ended: Ended | None = None
     fenced: int = 0
@@ -55,6 +58,16 @@ class EpisodeHistory:
         """Tokens that the journal holds, the parts of an open reply included."""
         whole = sum(len(turned.nodes[-1].token_ids) for turned in self.turns)
         return whole + sum(len(part.generation.token_ids) for part in self.parts)
+
+    @property
+    def is_verdict_lost(self) -> bool:
+        """Whether the live session was asked for its verdict, or was about to be, and the answer is not on record."""
+        return self.judging is not None and self.judging.scorer not in self.scores
+
+    @property
+    def session(self) -> str | None:
+        """The live session that the episode has, by the name under which it can be reattached; None without one."""
+        return self.opened.handle if self.opened is not None and self.ended is None else None
 
     def missing(self, required: Iterable[str]) -> list[str]:
         """Scorers that have not judged an episode that was played to its end."""
@@ -155,6 +168,7 @@ def _apply(history: EpisodeHistory, entry: EpisodeEntry) -> None:
     match entry:
         case EnvironmentStarted():
             history.opened = entry
+            history.judging = None
         case PartialReply():
             history.parts.append(entry)
         case TurnCommitted():
@@ -166,6 +180,8 @@ def _apply(history: EpisodeHistory, entry: EpisodeEntry) -> None:
             history.results.append(entry)
             history.acted[len(history.turns) - 1] = entry
             history.pending = None
+        case Judging():
+            history.judging = entry
         case Scored():
             history.scores[entry.record.scorer] = entry.record
         case Ended():

@@ -67,6 +67,7 @@ class RunParts:
     start: StartPoint
     runtime: Runtime
     policies: dict[str, PolicyParts]
+    hosts: Mapping[str, EnvironmentHost]
     buffer: MemoryBuffer
     pool: WorkerPool
     scoring: Scoring
@@ -181,6 +182,7 @@ class _Assembly:
             start=self.start,
             runtime=self.runtime,
             policies=policies,
+            hosts=self.hosts,
             buffer=buffer,
             pool=build_pool(config, self.run.logs, routers, chats, self.hosts, journal),
             scoring=Scoring(build_scorers(config), journal.buffer),

@@ -23,6 +23,7 @@ from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
 
 _POLL_S = 0.05
+_LET_GO_S = 3.0
 _SAY_AFTER_S = 2.0
 _SAY_EVERY_S = 30.0
 _log = logging.getLogger(__name__)
@@ -165,9 +166,13 @@ def attachments(
 
 
 async def let_go(engine: EngineClient) -> None:
-    """Leave an engine to the next run, generating; one that does not answer has lost this run's mark and its pause."""
-    with contextlib.suppress(EngineError):
-        await release(engine)
+    """Leave an engine to the next run, generating.
+
+    One that does not answer has lost this run's mark and its pause, or keeps them: this run, resumed, takes it so.
+    """
+    with contextlib.suppress(EngineError, TimeoutError):
+        async with asyncio.timeout(_LET_GO_S):
+            await release(engine)
     await engine.close()
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
 from agentrl.orchestration.assembly import RunParts
 from agentrl.orchestration.shutdown import result_or_stopped
+from agentrl.rollouts.environment_recovery import end_session
 from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.rollout import PackedEntry
 from agentrl.types.version import PolicyVersion
 
-_ABORT_INTERVAL_S = 0.5
+_GIVE_BACK_S = 3.0
+_log = logging.getLogger(__name__)
 
 
 class Production:
@@ -42,6 +45,8 @@ class Production:
                 while (admitted := await result_or_stopped(self._parts.buffer.admit(), self._parking)) is not None:
                     episodes.create_task(self._play(admitted), name=admitted.episode_id)
         finally:
+            if self.is_over:
+                await self._end_sessions()
             self._ended.set()
 
     def end(self) -> None:
@@ -60,22 +65,16 @@ class Production:
         self._parts.observer.on_phase(f"parking {self._parts.buffer.num_running} episodes")
         self._parts.pool.park()
         self._parking.set()
-        aborting = asyncio.create_task(self._abort_again_and_again())
+        routers = [parts.serving.router for parts in self._parts.policies.values()]
+        if num_lost := sum(await asyncio.gather(*(router.give_back(_GIVE_BACK_S) for router in routers))):
+            text = f"{num_lost} replies were not given back in time; they go on from what is on record"
+            self._parts.observer.on_phase(text)
         try:
             config = self._parts.config
             async with asyncio.timeout(max(config.limits_of(name).tool_s for name in config.environments)):
                 await self._ended.wait()
         except TimeoutError:
             self._parts.observer.on_phase("some episodes did not park in time; they go on from their last turn")
-        finally:
-            aborting.cancel()
-
-    async def _abort_again_and_again(self) -> None:
-        """A request may have been on its way to an engine that had just given all back. Ends by cancellation."""
-        while True:
-            for parts in self._parts.policies.values():
-                await parts.serving.router.abort_all()
-            await asyncio.sleep(_ABORT_INTERVAL_S)
 
     async def _play(self, ticket: Ticket, entries: tuple[PackedEntry, ...] = ()) -> None:
         """Play one episode and settle it; cut off by the end of the run, it still reaches the ledger.
@@ -93,7 +92,26 @@ class Production:
                 step = min(version.step for version in self._versions().values())
                 parts.buffer.ledger.dropped(cut_off, "run_ended", step)
             raise
+        parts.journal.sessions.pop(ticket.episode_id, None)
         await self._settle(episode)
+
+    async def _end_sessions(self) -> None:
+        """End the live sessions of episodes that an earlier start began and nobody will go on with.
+
+        Waits for: their environments, one after the other. Unblocked by: these, or the deadline of a call into the
+        slowest, after which those that are left are told of.
+        """
+        parts = self._parts
+        sessions = list(parts.journal.sessions.values())
+        try:
+            async with asyncio.timeout(max(parts.config.limits_of(name).tool_s for name in parts.config.environments)):
+                while sessions:
+                    ticket, token = sessions[-1].ticket, parts.journal.workers.next_token()
+                    await end_session(parts.hosts[ticket.environment], ticket.task, sessions[-1].handle, token)
+                    sessions.pop()
+        except TimeoutError:
+            handles = ", ".join(session.handle for session in sessions)
+            _log.warning("these live sessions were not ended in time: %s; end them where they live", handles)
 
     async def _settle(self, episode: Episode) -> None:
         """Have an episode that was played judged, and hand it to the buffer; a run that parks leaves that to the next.

@@ -30,13 +30,21 @@ from agentrl.types.rollout import PackedEntry
 _WORKER, _BUFFER = "worker-0", "buffer"
 
 
+@dataclass(frozen=True, slots=True)
+class LiveSession:
+    """A session of an episode that has not ended, by the name under which its environment can be had again."""
+
+    ticket: Ticket
+    handle: str
+
+
 @dataclass(slots=True)
 class RunJournal:
     """The journals of one start of a run.
 
     `recovered` is what the buffer goes on from; `served` are the weights that steps behind the checkpoint made and
     that engines may have served, by policy and step, and of several epochs the newest. `epoch` is the highest of any
-    version.
+    version. `sessions` are those that earlier starts have left alive, by episode.
     """
 
     rollouts: EpisodeJournal
@@ -45,6 +53,7 @@ class RunJournal:
     recovered: Recovered = field(default_factory=Recovered)
     served: dict[str, dict[int, Stepped]] = field(default_factory=dict)
     epoch: int = 0
+    sessions: dict[str, LiveSession] = field(default_factory=dict)
     is_salvaged: bool = False
     _claim: Claim | None = None
     _writers: tuple[JournalWriter, ...] = ()
@@ -88,6 +97,11 @@ class RunJournal:
             recovered=recovered,
             served=served,
             epoch=max(version.epoch for version in (*first.versions.values(), *versions)),
+            sessions={
+                name: LiveSession(history.ticket, history.session)
+                for name, history in state.lives.items()
+                if history.session is not None
+            },
             is_salvaged=is_salvaged,
             _claim=claim,
             _writers=(worker.writer, buffer.writer),

@@ -17,6 +17,7 @@ from agentrl.journal.entries import (
     Entry,
     EnvironmentStarted,
     Intended,
+    Judging,
     Leased,
     PartialReply,
     Scored,
@@ -78,6 +79,8 @@ class WorkerLog:
     def __init__(self, journal: WorkerJournal, episode_id: str, token: int, history: EpisodeHistory | None) -> None:
         self._journal, self._episode_id = journal, episode_id
         self.history, self.token = history, token
+        self._handle: str | None = None
+        self._is_judging = False
         self._parts = 0
         self._steps = 0
 
@@ -87,12 +90,13 @@ class WorkerLog:
             raise EpisodeParked
 
     @property
-    def is_resumable(self) -> bool:
-        """Whether another worker may go on with what is cut off now."""
-        return not self._journal.is_over
+    def needs_session(self) -> bool:
+        """Whether another worker will go on in the environment's live session, if this one leaves it now."""
+        return self._handle is not None and not self._is_judging and not self._journal.is_over
 
     async def opened(self, opening: Opening, handle: str | None) -> None:
         """The environment has posed the task; told once more where another session has taken over."""
+        self._handle = handle
         known = self.history.opened if self.history is not None else None
         if known is None or known.handle != handle:
             with _recordable("the opening"):
@@ -136,8 +140,14 @@ class WorkerLog:
         crash_point("effect.resulted")
         return tuple(effects), seconds
 
+    async def judging(self, scorer: str) -> None:
+        """The live session is about to be asked for its verdict; durable, since nobody asks it twice."""
+        await self.append(Judging(self.token, scorer))
+        self._is_judging = True
+
     async def scored(self, record: ScoreRecord) -> None:
         """The environment has judged the episode; durable with its end."""
+        self._is_judging = False
         if self.history is None or record.scorer not in self.history.scores:
             self.note(Scored(self.token, record))
 
@@ -154,6 +164,7 @@ class WorkerLog:
                 episode.nodes[committed:],
             )
         )
+        self._handle = None
         crash_point("episode.ended")
 
     async def append(self, entry: Entry) -> None:

@@ -4,7 +4,8 @@ In this order, each tried where the one before is not declared or finds its stat
 reattached; or a snapshot is restored; or the recorded actions are played into a fresh instance, whose every answer
 must equal the recorded one; or the episode fails as infrastructure, and is dispatched anew. To one instance a step is
 dispatched at most once: whether one that has no result on record arrived is asked of the reattached session, and an
-external call whose outcome nobody knows is never repeated.
+external call whose outcome nobody knows is never repeated. Nor is a session asked for its verdict twice: one that may
+have been is ended, and the next way is tried.
 """
 
 from __future__ import annotations
@@ -60,6 +61,16 @@ async def leave_alive(environment: DurableEnvironment, call_s: float) -> None:
                 await environment.detach()
     except EpisodeError as error:
         _log.warning("an environment's session could not be left alive: %s", error)
+
+
+async def end_session(host: EnvironmentHost, task: Task, handle: str, token: int) -> None:
+    """End a live session that nobody goes on in; one that is gone already is no error."""
+    try:
+        async with host.open(task, Origin(handle=handle, token=token)):
+            pass
+    except EpisodeError as error:
+        if not _is_lost(error):
+            _log.warning("session %s could not be ended: %s", handle, error)
 
 
 class ResumedEnvironment:
@@ -140,6 +151,8 @@ async def _resume(
     """The environment by the first way that finds its state still there. Raises EpisodeError if none does."""
     recovery = host.description.recovery
     ways = _ways(history, recovery, token)
+    if history.is_verdict_lost and history.session is not None:
+        await end_session(host, task, history.session, token)
     while ways:
         origin, way = ways.pop(0)
         _check_external(history, recovery, way)
@@ -153,6 +166,13 @@ async def _resume(
                 "the environment of episode %s is not %s, next it is to be %s: %s",
                 *(history.ticket.episode_id, way, ways[0][1], error),
             )
+    if history.is_verdict_lost:
+        raise EpisodeError(
+            Boundary.ENVIRONMENT,
+            "verdict_unknown",
+            f"session {history.session} was to judge the episode, its verdict is not on record, and no session is "
+            "asked twice",
+        )
     raise EpisodeError(
         Boundary.ENVIRONMENT,
         "lost",
@@ -164,7 +184,7 @@ def _ways(history: EpisodeHistory, recovery: Recovery, token: int) -> list[tuple
     """What is declared and on record, in the order of trying."""
     ways: list[tuple[Origin | None, RecoveryMethod]] = []
     opened, last = history.opened, history.results[-1] if history.results else None
-    if recovery.has_handles and opened is not None and opened.handle is not None:
+    if recovery.has_handles and opened is not None and opened.handle is not None and not history.is_verdict_lost:
         ways.append((Origin(handle=opened.handle, token=token), RecoveryMethod.REATTACHED))
     if recovery.has_snapshots and last is not None and last.snapshot is not None:
         ways.append((Origin(snapshot=last.snapshot, token=token), RecoveryMethod.RESTORED))

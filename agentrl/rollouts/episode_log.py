@@ -32,8 +32,8 @@ class EpisodeLog(Protocol):
         """Raises EpisodeParked when the worker is to stop."""
 
     @property
-    def is_resumable(self) -> bool:
-        """Whether another worker may go on with what is cut off now."""
+    def needs_session(self) -> bool:
+        """Whether another worker will go on in the environment's live session, if this one leaves it now."""
 
     async def opened(self, opening: Opening, handle: str | None) -> None:
         """The environment has posed the task."""
@@ -51,6 +51,9 @@ class EpisodeLog(Protocol):
         self, effects: Sequence[Effect], result: StepResult, seconds: float, snapshot: bytes | None
     ) -> tuple[tuple[Effect, ...], float]:
         """The environment has acted; returns effects and seconds as they stand on record."""
+
+    async def judging(self, scorer: str) -> None:
+        """A live session is about to be asked for its verdict; returns once that is durable."""
 
     async def scored(self, record: ScoreRecord) -> None:
         """The environment has judged the episode."""
@@ -71,7 +74,7 @@ class NoLog:
 
     history: EpisodeHistory | None = None
     token = 0
-    is_resumable = False
+    needs_session = False
 
     def check_parking(self) -> None:
         """Nobody parks what is not on record."""
@@ -94,6 +97,9 @@ class NoLog:
     ) -> tuple[tuple[Effect, ...], float]:
         """Effects and seconds themselves."""
         return tuple(effects), seconds
+
+    async def judging(self, scorer: str) -> None:
+        """The session ends with this worker, so that nobody asks it again."""
 
     async def scored(self, record: ScoreRecord) -> None:
         """The record in memory is enough."""

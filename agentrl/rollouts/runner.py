@@ -105,7 +105,7 @@ class EpisodeRunner:
                     # Before the environment is freed: a worker that goes on without the verdict needs it once more.
                     await end.commit()
             except (EpisodeParked, StorageError, asyncio.CancelledError):  # another worker goes on, or has begun to
-                if self._environments.description.recovery.has_handles and log.is_resumable:
+                if log.needs_session:
                     await leave_alive(environment, self._limits.tool_s)
                 raise
 
@@ -113,8 +113,11 @@ class EpisodeRunner:
         self, verifier: Verifying, record: EpisodeRecord, environment: DurableEnvironment, log: EpisodeLog
     ) -> None:
         """Have the environment judge the episode, unless an earlier worker did."""
-        known = log.history.scores.get(verifier.name) if log.history is not None else None
-        verdict = known or ScoreRecord(verifier.name, await verifier.score(environment), verifier.weight)
+        verdict = log.history.scores.get(verifier.name) if log.history is not None else None
+        if verdict is None:
+            if self._environments.description.recovery.has_handles:
+                await log.judging(verifier.name)
+            verdict = ScoreRecord(verifier.name, await verifier.score(environment), verifier.weight)
         await log.scored(verdict)
         record.scores.append(verdict)
 

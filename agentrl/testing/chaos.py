@@ -129,6 +129,10 @@ class ChaosEngine(Engine):
         """Never at fault."""
         await self._engine.abort_all()
 
+    async def abort(self, rid: str) -> None:
+        """Never at fault."""
+        await self._engine.abort(rid)
+
     async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
         """Take weights ahead."""
         await self._call(FaultPhase.PREPARE, lambda: self._engine.stage(source, version))

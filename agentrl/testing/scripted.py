@@ -63,6 +63,9 @@ class ScriptedEngine(Engine):
     async def abort_all(self) -> None:
         """Nothing is ever in flight."""
 
+    async def abort(self, rid: str) -> None:
+        """Nothing is ever in flight."""
+
     async def stage(self, source: WeightSource, version: PolicyVersion) -> None:
         """Nothing is taken ahead."""
 

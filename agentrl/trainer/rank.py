@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.models.verification import require
@@ -81,9 +82,12 @@ class TrainerRank:
         torch.manual_seed(0)
         if self._config.device == "cuda":
             _take_gpu(spec.rank, spec.num_ranks)
+        # Not by a URL of the file, in which a folder's name could have characters that mean something.
+        store = dist.FileStore(spec.rendezvous, spec.num_ranks)  # type: ignore[attr-defined]
+        store.set_timeout(default_pg_timeout)
         dist.init_process_group(
             "nccl" if self._config.device == "cuda" else "gloo",
-            store=dist.FileStore(spec.rendezvous, spec.num_ranks),
+            store=store,
             rank=spec.rank,
             world_size=spec.num_ranks,
         )

@@ -6,10 +6,12 @@ import asyncio
 import os
 import time
 import zlib
+from dataclasses import replace
 from typing import Any
 
 from agentrl.config.base import ConfigModel
 from agentrl.envs.definition import EnvironmentDefinition
+from agentrl.testing.durable_environments import LastingOptions, LivingEnvironment
 from agentrl.types.environment import Opening, Score, StepResult
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split, Task
@@ -66,10 +68,33 @@ class Coin:
         return
 
 
+class LivingCoin(LivingEnvironment):
+    """A session on a server that outlives its worker, with a coin for a judge."""
+
+    def __init__(self, options: LastingOptions, session: str | None = None, token: int = 0) -> None:
+        super().__init__(options, session, token)
+        self._reply = ""
+
+    async def step(self, action: Message) -> StepResult:
+        self._reply = action.content
+        return await super().step(replace(action, tool_calls=()))
+
+    async def score(self) -> Score:
+        return Score(zlib.crc32(self._reply.encode()) % 101 / 100)
+
+
 def sample_task(options: CoinOptions, split: Split, ordinal: int, seed: int) -> Task:
     return Task("coin", split, ordinal, {"seed": seed})
 
 
+living_coin = EnvironmentDefinition(
+    "living_coin",
+    "A coin in a live session.",
+    lambda options, split, ordinal, seed: Task("living_coin", split, ordinal, {"seed": seed}),
+    lambda options, task: LivingCoin(options),
+    LastingOptions,
+    reattach_fenced=lambda options, task, handle, token: LivingCoin(options, handle, token),
+)
 coin = EnvironmentDefinition(
     "coin", "A coin.", sample_task, Coin, CoinOptions, placement="inline", is_deterministic=True
 )

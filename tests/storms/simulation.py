@@ -277,6 +277,7 @@ async def simulate(
         run=run,
         start=StartPoint({"main": FIRST}),
         runtime=Machine(),
+        hosts=hosts,
         policies={"main": PolicyParts(Serving(fleet, router, publisher, ()), TimedTrainer())},
         buffer=buffer,
         pool=build_pool(config, run.logs, {"main": router}, {"main": chat}, hosts, journal),

@@ -31,6 +31,7 @@ from agentrl_scaffolds.tool_calling import ToolCalling
 
 NAME = build_ticket().episode_id
 NUM_ENTRIES = 13  # lease, opening, three times reply, intent, result, then score and end
+NUM_LIVING = NUM_ENTRIES + 1  # a live session is to judge, which is on record before its score
 
 
 class WorkerDied(BaseException):
