@@ -94,4 +94,6 @@ def load_target(target: str) -> object:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"plugin {target} cannot be loaded: {error}; install its package, or correct it") from error
+    except SystemExit as error:
+        raise ConfigError(f"plugin {target} cannot be loaded: its import calls sys.exit({error.code})") from error
     return found

@@ -11,15 +11,13 @@ from agentrl.cli.errors import reported
 from agentrl.cli.extras import needs
 from agentrl.cli.recipes import OverridesArgument, RecipeArgument, find_recipe
 from agentrl.process.loop import run_async
+from agentrl.process.stopping import STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from agentrl.orchestration.recorder import RunObserver
     from agentrl.orchestration.shutdown import RunSummary
-
-_STOPPED = 130
-"""Exit status of a run that was asked to stop and can be resumed, as a shell has it of SIGINT."""
 
 
 @reported
@@ -49,10 +47,18 @@ def resume(
 
 def _run(launch: Callable[[RunObserver], Coroutine[Any, Any, RunSummary]]) -> None:
     from agentrl.cli.progress import RunProgress, print_summary
+    from agentrl.types.errors import AgentRLError, RunStoppedError, place_of
 
-    with RunProgress() as progress:
-        summary: RunSummary = run_async(launch(progress))
+    try:
+        with RunProgress() as progress:
+            summary: RunSummary = run_async(launch(progress))
+    except RunStoppedError as stopped:
+        typer.echo(str(stopped))
+        raise typer.Exit(STOPPED) from None
+    except SystemExit as end:
+        # Of an episode's own code the episode has failed: this came from a task that a plugin started beside it.
+        raise AgentRLError(f"a plugin has ended the run by sys.exit({end.code}){place_of(end)}; mend that") from end
     print_summary(summary, progress.seconds)
     if summary.status == "stopped":
         typer.echo(f"stopped before its last step; go on with: agentrl resume {summary.run}")
-        raise typer.Exit(_STOPPED)
+        raise typer.Exit(STOPPED)

@@ -30,10 +30,11 @@ class InlineHost:
     async def sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
         """Tasks of a split in a run's order, made by a thread: episodes go on meanwhile."""
         async with self._sampling:
-            return await run_in_thread(
-                f"sample-{self._definition.name}",
-                lambda: self._definition.sample(self._options, split, seed, ordinals),
-            )
+            with boundary(Boundary.ENVIRONMENT, "sample"):
+                return await run_in_thread(
+                    f"sample-{self._definition.name}",
+                    lambda: self._definition.sample(self._options, split, seed, ordinals),
+                )
 
     @asynccontextmanager
     async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[DurableEnvironment]:

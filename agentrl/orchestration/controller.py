@@ -19,7 +19,7 @@ from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.policy_loop import PolicyLoop
 from agentrl.orchestration.production import Production
 from agentrl.orchestration.run_directory import Progress, RunState, RunStatus
-from agentrl.orchestration.shutdown import RunSummary, first_failure, stopping_on_signals
+from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.process.crash_points import crash_point
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
@@ -71,15 +71,13 @@ class Controller:
         """
         started = time.monotonic()
         self._write_state(RunStatus.RUNNING)
-        status = RunStatus.FAILED
-        with stopping_on_signals(self._announce_stop):
-            try:
-                await self._run_loops()
-                status = RunStatus.STOPPED if self._stop.is_set() else RunStatus.FINISHED
-            except BaseExceptionGroup as group:
-                error = first_failure(group)
-                self._write_state(RunStatus.FAILED, str(error))
-                raise error from None
+        try:
+            await self._run_loops()
+            status = RunStatus.STOPPED if self._stop.is_set() else RunStatus.FINISHED
+        except BaseExceptionGroup as group:
+            error = first_failure(group)
+            self._write_state(RunStatus.FAILED, str(error))
+            raise error from None
         self._finish(status)
         return self._summary(status, time.monotonic() - started)
 
@@ -92,11 +90,8 @@ class Controller:
 
     def request_stop(self) -> None:
         """Save a checkpoint after the steps in progress, park the episodes and end."""
-        self._stop.set()
-
-    def _announce_stop(self) -> None:
         self._parts.observer.on_phase("stopping after this step; once more to end at once")
-        self.request_stop()
+        self._stop.set()
 
     async def _run_loops(self) -> None:
         """Waits for: training and evaluation. Unblocked by: their ends, or the failure of any loop."""

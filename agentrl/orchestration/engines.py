@@ -18,6 +18,7 @@ from agentrl.orchestration.commands import EngineLaunch, engine_command
 from agentrl.process.parent import supervised_environment
 from agentrl.process.ports import free_port
 from agentrl.process.remote import tail
+from agentrl.process.stopping import forget_group, note_group
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
@@ -55,6 +56,7 @@ class EngineProcess:
                 start_new_session=True,
                 env={**os.environ, **supervised_environment(), **environment},
             )
+        note_group(process.pid)
         url = f"http://127.0.0.1:{port}"
         engine = cls(launch, process, EngineClient(launch.name, url, client, launch.pause_mode, mark=launch.mark))
         try:
@@ -80,6 +82,7 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
+        forget_group(self._process.pid)
         await self.client.close()
 
     async def _wait_until_up(self, log: Path) -> None:

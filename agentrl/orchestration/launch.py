@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from agentrl.journal.claim import Claim
 from agentrl.orchestration.assembly import StartPoint, assembled, load_chats, start_evaluator
@@ -23,7 +24,10 @@ from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.orchestration.worker_assembly import num_processes
 from agentrl.process.heap import gc_frozen
-from agentrl.types.errors import AgentRLError, ConfigError, StorageError
+from agentrl.process.standstill import ended_by_standstill
+from agentrl.process.stopping import StopSignals
+from agentrl.rollouts.runner import played_in
+from agentrl.types.errors import AgentRLError, ConfigError, RunStoppedError, StorageError
 from agentrl.types.version import FIRST_VERSION, PolicyVersion
 
 _log = logging.getLogger(__name__)
@@ -117,6 +121,22 @@ async def evaluate_model(
 
 
 async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_salvaged: bool = False) -> RunSummary:
+    """Until the end, or until the process is asked to stop: a run that still starts then stops by being cut off."""
+    starting = asyncio.current_task()
+    assert starting is not None
+    with StopSignals().installed() as signals, signals.telling(starting.cancel):
+        try:
+            return await _start_and_run(config, run, observer, is_salvaged, signals)
+        except asyncio.CancelledError:
+            if not signals.has_come:
+                raise
+            message = f"asked to stop while it started; go on with: agentrl resume {run.path}"
+            raise RunStoppedError(message) from None
+
+
+async def _start_and_run(
+    config: RunConfig, run: RunDirectory, observer: RunObserver, is_salvaged: bool, signals: StopSignals
+) -> RunSummary:
     if any(config.buffer_of(policy).max_staleness == "unbounded" for policy in config.trained):
         _log.warning(
             "buffer.max_staleness = 'unbounded': tokens of any age are trained, and episodes pile up if they come "
@@ -125,8 +145,17 @@ async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_s
     start, journal = await asyncio.to_thread(_begin, config, run, is_salvaged)
     try:
         async with assembled(config, run, start, observer, journal) as parts:
-            with gc_frozen():
-                return await Controller(parts).run()
+            controller = Controller(parts)
+
+            def stood_still(frame: FrameType, place: str) -> None:
+                message = _standstill(config.rollout.worker_silence_s, frame, place, run)
+                _log.critical("error: %s", message)
+                if journal.is_held:
+                    run.write_state(RunState(RunStatus.FAILED, controller.versions(), message))
+
+            watched = ended_by_standstill(config.rollout.worker_silence_s, stood_still)
+            with gc_frozen(), signals.telling(controller.request_stop), watched:
+                return await controller.run()
     except BaseExceptionGroup as group:
         error = first_failure(group)
         if journal.is_held:
@@ -138,6 +167,15 @@ async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_s
         raise
     finally:
         await journal.close()
+
+
+def _standstill(limit_s: float, frame: FrameType, place: str, run: RunDirectory) -> str:
+    playing = played_in(frame)
+    return (
+        f"the event loop of the run has stood still {limit_s:g} s{f' while {playing}' if playing else ''}: {place}; "
+        "await what waits or computes for long, or set rollout.workers = 1, so that another process plays; "
+        f"go on with: agentrl resume {run.path}"
+    )
 
 
 def _begin(config: RunConfig, run: RunDirectory, is_salvaged: bool) -> tuple[StartPoint, RunJournal]:

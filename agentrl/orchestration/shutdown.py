@@ -1,11 +1,9 @@
-"""How a run ends: on a signal, on the first failure of a loop, and what is said of it."""
+"""How a run ends: when it is asked to, on the first failure of a loop, and what is said of it."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,24 +48,6 @@ class RunSummary:
         """The last of the same policy."""
         first = self.first_evaluation
         return self.evaluations_of(first.policy)[-1] if first is not None else None
-
-
-@contextmanager
-def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `stop`, which is to end the run in order; a second one ends at once."""
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: int) -> None:
-        stop()
-        loop.remove_signal_handler(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 async def result_or_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:

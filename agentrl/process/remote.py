@@ -18,6 +18,7 @@ from agentrl import codec
 from agentrl.process.outlet import Outlet
 from agentrl.process.parent import stop_signals_blocked, supervised_environment
 from agentrl.process.server import HEADER, Call, Reply
+from agentrl.process.stopping import forget_group, note_group
 from agentrl.process.threads import run_in_thread
 from agentrl.types.errors import AgentRLError
 
@@ -215,6 +216,7 @@ def spawn(
     except BaseException:
         ours.close()
         raise
+    note_group(process.pid)
     return process, ours
 
 
@@ -232,6 +234,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
         process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_S)
+    forget_group(process.pid)
 
 
 def tail(log: Path, num_lines: int = 15) -> str:

@@ -77,7 +77,8 @@ class RolloutConfig(ConfigModel):
     """Processes that play episodes; 0 plays them in the run's own. "auto" is 0 for scaffolds that ship with agentrl and
     1 for all others, which may hang or crash; more where one processor is not enough for all turns."""
     worker_silence_s: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds without a sign of life from a worker's process until it is killed and its episodes go on in another."""
+    """Seconds without a sign of life from a worker's process until it is killed and its episodes go on in another; and
+    from the event loop of the run's own process, whose end it is."""
     sampling: SamplingConfig = SamplingConfig()
     """How tokens are drawn."""
     limits: LimitsConfig = LimitsConfig()

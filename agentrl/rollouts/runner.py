@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 
 from agentrl.journal.history import EpisodeHistory
 from agentrl.protocols import DurableEnvironment, EnvironmentHost, Scaffold, Verifying
@@ -59,6 +60,12 @@ class EpisodeRunner:
         self._players, self._scaffold = dict(players), scaffold
         self._environments, self._verifier = environments, verifier
         self._journal, self._limits = journal, limits
+
+    @property
+    def scaffold(self) -> str:
+        """The scaffold's class, as ``module:name``."""
+        kind = type(self._scaffold)
+        return f"{kind.__module__}:{kind.__qualname__}"
 
     def open(self, ticket: Ticket) -> EpisodeRecord:
         """An empty record for a ticket; the caller keeps it, so that it has the record even if the run is cut off."""
@@ -140,6 +147,16 @@ class EpisodeRunner:
         limits = player.limits or self._limits
         session = Session(record, name, player.chat, engine, player.sampling, limits, log)
         return AgentTurns(record, session, log, limits.max_turns)
+
+
+def played_in(frame: FrameType | None) -> str | None:
+    """What plays in the stack of a frame, as words: its scaffold, its episode; None if nothing does."""
+    while frame is not None and frame.f_code is not EpisodeRunner.run.__code__:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    runner, record = frame.f_locals["self"], frame.f_locals["record"]
+    return f"scaffold {runner.scaffold} plays episode {record.ticket.episode_id}"
 
 
 class _End:

@@ -104,6 +104,10 @@ class WorkerLostError(AgentRLError):
         self.kind, self.running = kind, running
 
 
+class RunStoppedError(AgentRLError):
+    """A run was asked to stop before it had begun to train; nothing of it is lost."""
+
+
 class StalledError(AgentRLError):
     """The run cannot make progress; the message says what it waited for and why that will not come."""
 
@@ -137,13 +141,14 @@ ERRORS_BY_NAME: dict[str, type[AgentRLError]] = {
 def boundary(where: Boundary, kind: str, meaning: str = "") -> Iterator[None]:
     """Turn whatever foreign code raises inside into an `EpisodeError` of this boundary.
 
-    Our own errors pass unchanged, and so does cancellation. `meaning` says to a person what the error means.
+    Our own errors pass unchanged, and so does cancellation. A plugin's ``sys.exit`` ends its episode and nothing else.
+    `meaning` says to a person what the error means.
     """
     try:
         yield
     except AgentRLError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"{meaning}{': ' if meaning else ''}{type(error).__name__}: {error}{place_of(error)}"
         raise EpisodeError(where, kind, message, trace_of(error)) from error
 
@@ -153,11 +158,17 @@ def place_of(error: BaseException) -> str:
 
     Example: `` (line 41 of /home/me/game/environment.py, in step)``; empty if there is none.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_of_python_or_us(frame.filename)]
+    place = place_in(traceback.extract_tb(error.__traceback__))
+    return f" ({place})" if place else ""
+
+
+def place_in(stack: traceback.StackSummary) -> str:
+    """The innermost line of a plugin's code in a stack, as words; empty if there is none."""
+    frames = [frame for frame in stack if not _is_of_python_or_us(frame.filename)]
     written_here = [frame for frame in frames if "-packages/" not in frame.filename]
     # An installed plugin looks like the libraries that it calls, but comes before them.
     found = written_here[-1:] or frames[:1]
-    return "".join(f" (line {frame.lineno} of {frame.filename}, in {frame.name})" for frame in found)
+    return "".join(f"line {frame.lineno} of {frame.filename}, in {frame.name}" for frame in found)
 
 
 def _is_of_python_or_us(file: str) -> bool:

@@ -129,7 +129,6 @@ def with_workers(run: RunDirectory, workers: int) -> None:
     [
         ("hang", "hung", "was silent for 1 s and was killed"),
         ("exit", "crashed", "exit code 3"),
-        ("sys_exit", "crashed", "exit code 4"),
         ("crash", "crashed", "signal 11"),
     ],
 )
@@ -161,6 +160,25 @@ async def test_a_scaffold_that_ends_or_holds_its_process_costs_its_episodes_and_
     history = read_journal(bad.journal).lives[guilty.episode_id]
     assert history.ended is not None
     assert history.ended.failure == guilty.failure, "it will not be played again"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_scaffold_that_calls_exit_fails_its_episode_and_ends_no_process(
+    workers: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    plain = {"name": "sql", "options": {}}
+    words = [await question(make_run(tiny_model, tmp_path, environment=plain))]
+    scaffold = {"name": "tests.storms.bad_scaffolds:Bad", "options": {"fault": "sys_exit", "words": words}}
+    bad = make_run(tiny_model, tmp_path / "bad", environment=plain, scaffold=scaffold, rollout={"workers": workers})
+    async with playing(bad) as pool:
+        guilty, *others = await pool.play(range(4))
+        metrics = pool.pool.metrics()
+    assert [(episode.failure, len(episode.turns)) for episode in others] == [(None, len(DIALOGUE))] * 3
+    assert guilty.failure is not None
+    assert (guilty.failure.boundary, guilty.failure.kind) == ("scaffold", "run")
+    assert guilty.failure.message.startswith("SystemExit: 4 (line ")
+    assert "bad_scaffolds.py, in misbehave)" in guilty.failure.message
+    assert (metrics["workers/restarts_total"], metrics["workers/given_up_total"]) == (0, 0)
 
 
 async def question(run: RunDirectory) -> str:

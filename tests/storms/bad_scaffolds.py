@@ -35,6 +35,7 @@ class Bad(Plain):
         if question.content not in self._words:
             return
         if self._fault == "hang":
+            print("holds up whoever plays it", flush=True)
             time.sleep(3600)
         if self._fault == "exit":
             os._exit(3)
