@@ -36,6 +36,7 @@ from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.version import PolicyVersion, VersionSpan
 from agentrl.types.weights import PauseMode, WeightGroup, WeightSource
 
+_TELL_S = 1.0
 _SCORE_PAUSES_S = (0.1, 1.0)
 
 
@@ -374,6 +375,7 @@ class EngineClient:
         task.add_done_callback(self._unloading.discard)
 
     async def _abort_quietly(self, rid: str) -> None:
-        """Tell the engine that nobody waits; the answer does not matter, nor does it if it is gone."""
-        with contextlib.suppress(EngineError):
-            await self.abort(rid)
+        """Tell the engine that nobody waits; the answer does not matter, nor does it if it is gone or hangs."""
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_TELL_S):
+                await self.abort(rid)

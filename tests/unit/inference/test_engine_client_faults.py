@@ -89,7 +89,7 @@ async def test_a_silent_engine_is_a_timeout_and_hears_an_abort() -> None:
 
 async def test_a_cancelled_call_sends_an_abort_even_if_that_hangs() -> None:
     async with canned_server({"/generate": HANGS, "/abort_request": HANGS}) as server:
-        client = EngineClient("main-0", server.url, ClientConfig(control_s=0.1))
+        client = EngineClient("main-0", server.url, ClientConfig(control_s=3000.0))
         task = asyncio.create_task(client.generate(REQUEST))
         while not server.seen:
             await asyncio.sleep(0.001)
