@@ -75,19 +75,18 @@ def check_evaluation(config: RunConfig, evaluated: str, models: Mapping[str, Pat
 
 def check_players(config: RunConfig) -> None:
     """Whether there are the scaffolds, environments and scorers of a recipe. Raises ConfigError."""
-    plays_here = config.rollout.workers in (0, "auto")
     for section in config.environments.values():
-        check_scaffold(section.scaffold, plays_here)
+        check_scaffold(section.scaffold, plays_here=config.rollout.workers == 0)
         check_environment(section)
     build_scorers(config)
 
 
 def check_scaffold(config: ScaffoldConfig, plays_here: bool = True) -> None:
-    """Whether there is such a scaffold; one that ships with agentrl takes its options, too. Raises ConfigError.
+    """Whether there is such a scaffold, which takes its options. Raises ConfigError.
 
-    One of others, which may hang, is only looked for: a process of its own imports it.
+    One that does not ship with agentrl, and may hang, is only looked for, unless this process is to play it.
     """
-    if registry.is_shipped(registry.SCAFFOLDS, config.name) and plays_here:
+    if registry.is_shipped(registry.SCAFFOLDS, config.name) or plays_here:
         build_scaffold(config)
     elif ":" in config.name:
         _check_target(f"scaffold '{config.name}'", config.name)
