@@ -28,6 +28,7 @@ from agentrl.journal.entries import (
     Ended,
     EpisodeEntry,
     Leased,
+    PartialReply,
     Scored,
     StepResultRecorded,
     TurnCommitted,
@@ -40,6 +41,8 @@ from agentrl.types.errors import StorageError
 
 _HEAD = struct.Struct("<HHI")
 _KEPT = frozenset(NUMBERS[kind] for kind in (Leased, TurnCommitted, StepResultRecorded, Scored, Ended))
+_PART = NUMBERS[PartialReply]
+_WITH_PARTS = frozenset(NUMBERS[kind] for kind in (TurnCommitted, Ended))
 _SPAN = pa.struct([("epoch", pa.int32()), ("step", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])
 _TRAINED = ("outcome", "=", "trained")
 _REPEATED = ["task_id", "started_at", "stop_reason", "failure", "outcome", "reason"]
@@ -130,12 +133,21 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def record_of(frames: Iterable[Frame]) -> bytes:
-    """The record of an episode, from the frames of those of its entries that count, in order."""
-    pieces: list[bytes] = []
+    """The record of an episode, from the frames of those of its entries that count, in order.
+
+    Parts of a reply are left out once its turn, or the episode's end, has them.
+    """
+    kept: list[Frame] = []
+    parts: list[Frame] = []
     for frame in frames:
+        if frame.kind in _WITH_PARTS:
+            parts = []
         if frame.kind in _KEPT:
-            pieces += (_HEAD.pack(frame.schema, frame.kind, len(frame.payload)), frame.payload)
-    return b"".join(pieces)
+            kept.append(frame)
+        elif frame.kind == _PART:
+            parts.append(frame)
+    pieces = ((_HEAD.pack(frame.schema, frame.kind, len(frame.payload)), frame.payload) for frame in (*kept, *parts))
+    return b"".join(piece for pair in pieces for piece in pair)
 
 
 def episode_of(record: bytes) -> Episode:

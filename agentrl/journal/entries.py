@@ -61,12 +61,14 @@ class EnvironmentStarted:
 class PartialReply:
     """A part of a reply that an abort cut short; the next part, or the whole reply, comes behind it.
 
-    `request` is the digest of the context that the whole reply continues.
+    `request` is the digest of the context that the whole reply continues. `agent` is empty where an older program
+    wrote it.
     """
 
     token: int
     generation: Generation
     request: str
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import numpy as np
 
 from agentrl.journal.entries import (
     NO_HOLDER,
@@ -20,8 +23,10 @@ from agentrl.journal.entries import (
     TurnCommitted,
 )
 from agentrl.types.environment import ScoreRecord
-from agentrl.types.episode import Agent, Episode, Ticket, Turn
+from agentrl.types.episode import Agent, Episode, Node, SampledColumns, Ticket, Turn
+from agentrl.types.generation import KeptTokens
 from agentrl.types.score import combined, with_scores
+from agentrl.types.version import append_spans
 
 
 @dataclass(slots=True)
@@ -85,19 +90,41 @@ class EpisodeHistory:
         return combined(self.scores.values(), turns, [agent.name for agent in self.agents]).reward is None
 
     def episode(self) -> Episode:
-        """The episode as far as it was played; with its outcome if it has ended."""
-        ended = self.ended
+        """The episode as far as it was played, the parts of an open reply included; with its outcome if it has ended.
+
+        Its seconds are those of its turns until it has ended.
+        """
+        ended, turns = self.ended, tuple(self._turn(turned) for turned in self.turns)
         nodes = [node for turned in self.turns for node in turned.nodes]
         played = Episode(
             ticket=self.ticket,
             agents=self.agents,
-            nodes=tuple(nodes + list(ended.nodes if ended else ())),
-            turns=tuple(self._turn(turned) for turned in self.turns),
+            # Of an episode that has ended, what no turn committed came with its end.
+            nodes=tuple(nodes + list(ended.nodes if ended else self.open_reply())),
+            turns=turns,
             stop_reason=ended.stop_reason if ended else None,
             failure=ended.failure if ended else None,
-            seconds=ended.seconds if ended else 0.0,
+            seconds=ended.seconds if ended else sum(turn.generation_s + turn.environment_s for turn in turns),
         )
         return with_scores(played, list(self.scores.values())) if ended else played
+
+    def open_reply(self) -> tuple[Node, ...]:
+        """The parts of the open reply as a node behind the last of its agent: what came between is not on record."""
+        parts = [part.generation for part in self.parts]
+        if not parts:
+            return ()
+        nodes = [node for turned in self.turns for node in turned.nodes]
+        agent = self.parts[-1].agent or self.agents[0].name
+        parent = max((node.index for node in nodes if node.agent == agent), default=None)
+        kept = [part.kept_tokens for part in parts if part.kept_tokens is not None]
+        sample = SampledColumns(
+            logprobs=np.concatenate([part.logprobs for part in parts]),
+            versions=reduce(append_spans, (part.versions for part in parts)),
+            kv_versions=reduce(append_spans, (part.kv_versions for part in parts)),
+            kept_tokens=KeptTokens.concatenate(kept) if kept else None,
+        )
+        token_ids = np.concatenate([part.token_ids for part in parts])
+        return (Node(len(nodes), parent, agent, len(self.turns), token_ids, sample, is_open=True),)
 
     def _turn(self, turned: TurnCommitted) -> Turn:
         """The turn with what the environment did behind it."""

@@ -62,8 +62,7 @@ class WorkerJournals:
         """End an episode as failed, with what is on record of it; returns once that is durable. Raises StorageError."""
         history = unpack_history(assignment.entries)
         episode = Episode(assignment.ticket, (), (), ()) if history is None else history.episode()
-        seconds = sum(turn.generation_s + turn.environment_s for turn in episode.turns)
-        episode = replace(episode, failure=failure, seconds=seconds)
+        episode = replace(episode, failure=failure)
         if self.own is not None:
             self.own.assign(assignment)
             log = await self.own.open(assignment.ticket, episode.agents)

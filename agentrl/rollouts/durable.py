@@ -103,11 +103,11 @@ class WorkerLog:
                 self.note(EnvironmentStarted(self.token, opening, handle))
             crash_point("episode.opened")
 
-    async def delivered(self, part: Generation, request: str) -> None:
-        """A part of a reply; durable before the rest is asked for, so that it is never generated again."""
+    async def delivered(self, part: Generation, request: str, agent: str) -> None:
+        """A part of an agent's reply; durable before the rest is asked for, so that it is never generated again."""
         self._parts += 1
         if self.history is None or self._parts > len(self.history.parts):
-            await self.append(PartialReply(self.token, part, request))
+            await self.append(PartialReply(self.token, part, request, agent))
             crash_point("reply.delivered")
 
     async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:

@@ -38,8 +38,8 @@ class EpisodeLog(Protocol):
     async def opened(self, opening: Opening, handle: str | None) -> None:
         """The environment has posed the task."""
 
-    async def delivered(self, part: Generation, request: str) -> None:
-        """A part of a reply is there; an abort cut it short. Returns once that is durable."""
+    async def delivered(self, part: Generation, request: str, agent: str) -> None:
+        """A part of an agent's reply is there; an abort cut it short. Returns once that is durable."""
 
     async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:
         """A reply is complete; returns the turn as it stands on record."""
@@ -82,7 +82,7 @@ class NoLog:
     async def opened(self, opening: Opening, handle: str | None) -> None:
         """The record in memory is enough."""
 
-    async def delivered(self, part: Generation, request: str) -> None:
+    async def delivered(self, part: Generation, request: str, agent: str) -> None:
         """The record in memory is enough."""
 
     async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:

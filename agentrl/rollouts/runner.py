@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from agentrl.journal.history import EpisodeHistory
@@ -169,10 +169,17 @@ class _End:
     async def commit(self) -> Episode:
         """The episode; returns once its end is durable. Raises StorageError."""
         if self._episode is None:
-            episode = self._record.close(time.monotonic() - self._started)
+            episode = self._with_history(self._record.close(time.monotonic() - self._started))
             await self._log.ended(episode)
             self._episode = episode
         return self._episode
+
+    def _with_history(self, played: Episode) -> Episode:
+        """The episode; one that failed before it came to where its record is keeps all that is on record."""
+        history = self._log.history
+        if history is None or played.failure is None or played.num_sampled_tokens >= history.num_sampled_tokens:
+            return played
+        return replace(history.episode(), failure=played.failure, seconds=played.seconds)
 
 
 def _seconds_played(history: EpisodeHistory) -> float:

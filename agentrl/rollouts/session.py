@@ -161,7 +161,7 @@ class Session:
             if len(partial.token_ids):
                 self._add_reply(partial, is_open=True)
             if len(part.token_ids):
-                await self._log.delivered(part, request)
+                await self._log.delivered(part, request, self._agent)
             self._log.check_parking()
 
     def _request(self, partial: Generation | None, max_new_tokens: int) -> GenerationRequest:

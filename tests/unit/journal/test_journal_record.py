@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -18,8 +19,19 @@ from agentrl.journal.history import build_history
 from agentrl.types.environment import StepResult
 from agentrl.types.episode import Effect, Episode
 from agentrl.types.errors import StorageError
+from agentrl.types.generation import FinishReason, Generation
 from agentrl.types.message import ToolCall
-from tests.unit.journal.journals import Journal, archive_now, name_of, read_archived, taken, turned, whole_life
+from agentrl.types.version import PolicyVersion, VersionSpan
+from tests.unit.journal.journals import (
+    Journal,
+    archive_now,
+    dropped,
+    name_of,
+    read_archived,
+    taken,
+    turned,
+    whole_life,
+)
 
 EFFECT = Effect("0-0", ToolCall("call-0", "query", {"sql": "SELECT 1"}))
 
@@ -63,6 +75,33 @@ def test_what_counts_of_an_episode_is_archived_to_the_bit_and_nothing_else(entri
     assert (row["turns"], row["token_ids"]) == (len(episode.turns), tokens)
     assert (row["reward"], row["stop_reason"]) == (episode.reward, episode.stop_reason)
     assert row["sampled_tokens"] == episode.num_sampled_tokens == sum(row["sampled"])
+
+
+@pytest.mark.parametrize("end", [0, 1, 2])
+def test_the_parts_of_an_open_reply_are_archived_and_those_of_a_whole_one_are_not_twice(
+    end: int, tmp_path: Path
+) -> None:
+    """Cut off behind the first part, behind the second, and behind the turn that the two became."""
+    lease, opened, first, *_ = whole_life(0)
+    life = [lease, opened, first, *(_part(ids) for ids in ([21, 22], [23])), turned(1, [21, 22, 23, 24])]
+    journal = Journal(tmp_path / "journal")
+    journal.play(0, life[: 4 + end])
+    journal.note(dropped(0, 0), e.Checkpointed({"main": 1}))
+    file = archive_now(journal.folder, tmp_path / "episodes").file
+    assert file is not None
+    (row,) = pq.read_table(file).to_pylist()
+    reply = ([21, 22], [21, 22, 23], [21, 22, 23, 24])[end]
+    assert row["token_ids"][-len(reply) :] == reply
+    assert row["sampled_tokens"] == 3 + len(reply)
+    archived, played = read_archived(file, name_of(0)), build_history(life[: 4 + end]).episode()
+    assert codec.encode(archived) == codec.encode(played)
+
+
+def _part(ids: list[int]) -> e.PartialReply:
+    spans = (VersionSpan(PolicyVersion(0, 3), 0, len(ids)),)
+    logprobs = np.full(len(ids), -0.5, np.float32)
+    generation = Generation(np.array(ids, np.int32), logprobs, spans, spans, FinishReason.ABORT)
+    return e.PartialReply(1, generation, "digest1", "agent")
 
 
 def _frame(entry: e.EpisodeEntry, schema: int = e.SCHEMA, body: bytes | None = None) -> Frame:

@@ -10,9 +10,10 @@ import pytest
 from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing
 
 from agentrl.envs.inline import InlineHost
-from agentrl.journal.entries import StepResultRecorded
+from agentrl.journal.entries import PartialReply, StepResultRecorded, TurnCommitted, unpack
 from agentrl.journal.history import EpisodeHistory, build_history
-from agentrl.journal.reading import read_journal
+from agentrl.journal.reading import all_segments, read_journal
+from agentrl.journal.segments import read_segment
 from agentrl.journal.writer import JournalWriter
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import EpisodeParked
@@ -162,6 +163,45 @@ async def test_an_environment_that_declares_nothing_is_lost_with_its_worker(chat
     episode = await play(tmp_path / "b", chat, 2, script_engine(chat, ()), host(), histories={NAME: history})
     assert str(episode.failure).startswith("environment(lost)")
     assert (episode.reward, Counting.instances) == (None, 1)
+
+
+class _CutsTheSecondReply(AbortingEngine):
+    """Cuts the second reply behind four tokens."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if len(request.conversation) == 3 and len(self.requests) == 1:
+            self._cuts = [4]
+        return await super().generate(request)
+
+
+async def test_an_episode_that_fails_when_it_is_resumed_has_all_tokens_that_are_on_record(
+    chat: Any, tmp_path: Path
+) -> None:
+    engine = _CutsTheSecondReply(chat, in_turn(CALL, CALL, ANSWER), [], moves=False)
+    await play(tmp_path / "a", chat, 1, engine, host())
+    entries = read_journal(tmp_path / "a").lives[NAME].entries
+    first = next(n for n, entry in enumerate(entries) if isinstance(entry, StepResultRecorded))
+    failed: list[int] = []
+    for end in range(first + 1, len(entries)):
+        on_record = [entry for entry in entries[:end] if isinstance(entry, TurnCommitted)]
+        tokens = sum(len(entry.nodes[-1].token_ids) for entry in on_record)
+        if isinstance(entries[end - 1], PartialReply):
+            tokens += len(entries[end - 1].generation.token_ids)
+        folder, history = tmp_path / f"{end}", build_history(entries[:end])
+        episode = await play(folder, chat, 2, script_engine(chat, ()), host(), histories={NAME: history})
+        assert str(episode.failure).startswith("environment(lost)")
+        assert (episode.num_sampled_tokens, len(episode.turns)) == (tokens, len(on_record)), f"cut at {end}"
+        both = build_history([*entries[:end], *entries_of(folder)]).episode()
+        assert (columns(both), both.failure) == (columns(episode), episode.failure), f"read again, cut at {end}"
+        failed.append(tokens)
+    assert failed == sorted(failed)
+    assert failed[1] == failed[0] + 4, "the part of the second reply counts before its turn is complete"
+
+
+def entries_of(folder: Path) -> list[Any]:
+    """Entries of a journal of one episode, as they were written."""
+    frames = [frame for path in all_segments(folder) for frame in read_segment(path)]
+    return [unpack(frame.schema, frame.kind, frame.payload) for frame in frames]
 
 
 async def test_an_external_call_of_unknown_outcome_is_never_repeated(chat: Any, tmp_path: Path) -> None:
