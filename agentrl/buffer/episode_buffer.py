@@ -239,16 +239,28 @@ class MemoryBuffer(EpisodeBuffer):
                 self._ends.leave_out(group, {policy: "run_ended"})
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Write off what can no longer be trained, at the end of a run that is not to be resumed."""
+    def unsettled(self) -> list[Ticket]:
+        """Episodes that were dispatched and have not come to an end here."""
+        settled = {episode.episode_id for group in self._unfinished() for episode in group.episodes}
+        return [ticket for ticket in self.ledger.in_flight if ticket.episode_id not in settled]
+
+    def close(self, played: Mapping[str, Episode]) -> None:
+        """Write off what can no longer be trained, at the end of a run that is not to be resumed.
+
+        `played` are unsettled episodes by name, as far as they are known.
+        """
         step = min((lane.loaded.step for lane in self._lanes.values()), default=0)
-        waiting = [group for lane in self._lanes.values() for group in (*lane.taken, *lane.ready)]
-        for group in {group.number: group for group in (*waiting, *self._groups.values())}.values():
+        for group in self._unfinished():
             self._ends.write(group, "run_ended", step)
         for lane in self._lanes.values():
             lane.taken, lane.ready = [], []
         self._groups.clear()
-        self.ledger.write_off("run_ended", step)
+        self.ledger.write_off("run_ended", step, played)
+
+    def _unfinished(self) -> list[Group]:
+        """Groups that are still in the buffer, whole or not."""
+        waiting = [group for lane in self._lanes.values() for group in (*lane.taken, *lane.ready)]
+        return list({group.number: group for group in (*waiting, *self._groups.values())}.values())
 
     async def _build(self, lane: Lane, version: PolicyVersion, groups: Sequence[Group]) -> TrainBatch:
         """What a lane takes, as a batch, which a thread builds: episodes go on meanwhile."""
@@ -325,8 +337,8 @@ class MemoryBuffer(EpisodeBuffer):
     def _fail(self, group: Group, episode: Episode) -> None:
         """Count a failed episode, and let its member try again, in its place, if attempts are left."""
         self._last_failure = episode.failure
-        self.ledger.dropped(episode, failure_reason(episode), group.started_step)
-        group.failed.append(episode.episode_id)
+        reason = group.failed[episode.episode_id] = failure_reason(episode)
+        self.ledger.dropped(episode, reason, group.started_step)
         if episode.ticket.attempt + 1 < self._terms.max_attempts:
             for policy in group.policies:
                 self._lanes[policy].accepted -= 1

@@ -21,7 +21,7 @@ class Group:
     """Members are numbered 0 to size - 1; each is dispatched until it ends well or its attempts are spent.
 
     A group is complete when no member is missing or in flight. Failed members are not in `episodes`:
-    an infrastructure failure leaves the group and never scores 0; `failed` has their names.
+    an infrastructure failure leaves the group and never scores 0; `failed` has the reason of each by its name.
     `number` counts through all epochs and environments of a run. `started` has the step of the weights that each
     policy began it with, for those that train it.
 
@@ -41,7 +41,7 @@ class Group:
     in_flight: set[tuple[int, int]] = field(default_factory=set)  # (member, attempt)
     redispatch: list[tuple[int, int]] = field(default_factory=list)  # (member, attempt)
     episodes: list[Episode] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
     waits_for: set[str] = field(default_factory=set)
     trained_by: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -56,6 +56,11 @@ class Group:
     def started_step(self) -> int:
         """The oldest step that it began with."""
         return min(self.started.values(), default=0)
+
+    @property
+    def drop_reason(self) -> str:
+        """Why no policy trains it: what the first that left it out said; empty if none did."""
+        return next(iter(self.left_out.values()), "")
 
     @property
     def is_complete(self) -> bool:

@@ -41,7 +41,7 @@ class GroupEnds:
         group.left_out.update(reasons)
         if not group.trained_by and group.waits_for <= reasons.keys() and reasons:
             names = [episode.episode_id for episode in group.ordered()]
-            self._journal.dropped(group, names, next(iter(reasons.values())))
+            self._journal.dropped(group, names, group.drop_reason)
             self._order.finish([group.number])
         else:
             for policy, reason in reasons.items():
@@ -62,7 +62,7 @@ class GroupEnds:
         self._order.finish_with_checkpoint(group)
         if group.trained_by:
             self._journal.failed(group)
-        self.write(group, next(iter(group.left_out.values()), ""), group.started_step)
+        self.write(group, group.drop_reason, group.started_step)
 
     def write(self, group: Group, reason: str, step: int) -> None:
         """A line for each episode: trained if any policy has, else dropped."""

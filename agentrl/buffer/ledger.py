@@ -84,10 +84,15 @@ class Ledger:
         """An episode begins; it will have a line."""
         self._in_flight[ticket.episode_id] = ticket
 
-    def write_off(self, reason: str, step: int) -> None:
-        """Drop every episode that has no line yet and of which nothing is known."""
-        for ticket in list(self._in_flight.values()):
-            self.dropped(Episode(ticket, (), (), ()), reason, step)
+    @property
+    def in_flight(self) -> list[Ticket]:
+        """Episodes that have no line yet."""
+        return list(self._in_flight.values())
+
+    def write_off(self, reason: str, step: int, played: Mapping[str, Episode]) -> None:
+        """Drop every episode that has no line yet; `played` are those of which something is known, by name."""
+        for ticket in self.in_flight:
+            self.dropped(played.get(ticket.episode_id, Episode(ticket, (), (), ())), reason, step)
 
     def trained(self, episode: Episode, trained_tokens: int, trained_by: Mapping[str, int]) -> None:
         """The episode is part of these steps' versions of the policies that trained it."""

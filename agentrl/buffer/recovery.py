@@ -233,11 +233,7 @@ def _as_taken(number: int, names: Iterable[str], histories: list[EpisodeHistory]
     started = {policy: version.step for policy, version in _versions(histories).items()}
     group = Group(number, ticket.task, group_size, started, ticket.environment, num_dispatched=group_size)
     group.episodes = [by_name[name].episode() for name in names]
-    group.failed = [
-        history.ticket.episode_id
-        for history in _in_order(histories)
-        if history.ended is not None and history.has_failed
-    ]
+    group.failed = _failed(history for history in histories if history.ended is not None and history.has_failed)
     return group
 
 
@@ -251,7 +247,7 @@ def _revive(histories: list[EpisodeHistory], terms: RecoveryTerms) -> Group:
     group = Group(
         ticket.group, ticket.task, terms.group_size, started, ticket.environment, known, waits_for=set(policies)
     )
-    group.failed = [history.ticket.episode_id for history in _in_order(histories) if terms.has_failed(history)]
+    group.failed = _failed(history for history in histories if terms.has_failed(history))
     for member in range(known):
         if member not in newest:  # its lease was lost while a later one of its group was not
             group.redispatch.append((member, 0))
@@ -264,6 +260,11 @@ def _revive(histories: list[EpisodeHistory], terms: RecoveryTerms) -> Group:
         elif attempt + 1 < terms.max_attempts:
             group.redispatch.append((member, attempt + 1))
     return group
+
+
+def _failed(histories: Iterable[EpisodeHistory]) -> dict[str, str]:
+    """Why these are not trained, by name, in order."""
+    return {history.ticket.episode_id: failure_reason(history.episode()) for history in _in_order(histories)}
 
 
 def _in_flight(group: Group, histories: list[EpisodeHistory]) -> list[EpisodeHistory]:

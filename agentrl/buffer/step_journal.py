@@ -42,6 +42,9 @@ class StepJournal(Protocol):
     async def checkpointed(self, steps: Mapping[str, int]) -> None:
         """A checkpoint holds every step up to these, by policy."""
 
+    async def over(self, ends: Sequence[Dropped | LeftOut], steps: Mapping[str, int]) -> None:
+        """The run has made its last steps, which are these: what no step took ends like this."""
+
 
 class NoStepJournal:
     """Keeps nothing."""
@@ -71,6 +74,9 @@ class NoStepJournal:
         """Nothing outlives the process but the checkpoint."""
 
     async def checkpointed(self, steps: Mapping[str, int]) -> None:
+        """Nothing outlives the process but the checkpoint."""
+
+    async def over(self, ends: Sequence[Dropped | LeftOut], steps: Mapping[str, int]) -> None:
         """Nothing outlives the process but the checkpoint."""
 
 
@@ -108,8 +114,9 @@ class BufferJournal:
         Any checkpoint makes that final, and nobody knows of them from then on: a group that is still waited for would
         have their members played anew.
         """
-        if group.failed:
-            self._note(Dropped(group.number, tuple(group.failed), "failed", group.started_step))
+        for reason in dict.fromkeys(group.failed.values()):
+            names = tuple(name for name, of_episode in group.failed.items() if of_episode == reason)
+            self._note(Dropped(group.number, names, reason, group.started_step))
 
     async def scored(self, episode_id: str, record: ScoreRecord) -> None:
         """A score that came behind the end of play. Raises StorageError."""
@@ -137,6 +144,12 @@ class BufferJournal:
         held, self._held = self._held or [], None
         for entry in held:
             self._note(entry)
+
+    async def over(self, ends: Sequence[Dropped | LeftOut], steps: Mapping[str, int]) -> None:
+        """All of the run is final with this. Raises StorageError."""
+        for entry in ends:
+            self._note(entry)
+        await self.checkpointed(steps)
 
     def _note(self, entry: Dropped | LeftOut) -> None:
         if self._held is not None:

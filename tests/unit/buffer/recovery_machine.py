@@ -123,7 +123,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         self._let_all_end()
         assert self._step(None, None)
         self._do(self.run.save(self.model.version, None))
-        self.run.buffer.close()
+        self.run.buffer.close({})
         ends = Counter(line.episode_id for line in self.run.lines)
         assert set(ends.values()) == {1}
         assert set(ends) == self.known

@@ -63,8 +63,8 @@ def test_an_episode_of_which_nothing_is_known_is_written_off_once():
     for name in ("a", "b"):
         ledger.dispatched(build_ticket(name))
     ledger.trained(build_episode(build_ticket("a"), [(1, 0)]), 1, {"main": 1})
-    ledger.write_off("run_ended", 1)
-    ledger.write_off("run_ended", 1)
+    ledger.write_off("run_ended", 1, {})
+    ledger.write_off("run_ended", 1, {})
     assert [(line.episode_id, line.outcome, line.sampled_tokens, line.stop) for line in lines] == [
         ("a", "trained", 1, "answered"),
         ("b", "dropped", 0, ""),
@@ -97,13 +97,16 @@ async def test_whatever_state_an_episode_is_in_at_the_end_it_has_one_line():
     await buffer.take(*at(1))
     await buffer.settle(replace(build_episode(tickets[8], [(1, 0)], None), failure=CRASH))
     await buffer.release(tickets[9])
+    unsettled = {ticket.episode_id for ticket in buffer.unsettled()}
+    assert unsettled == {tickets[7].episode_id, tickets[9].episode_id}, "played, and neither settled nor failed"
     cut_off = build_episode(tickets[7], [(1, 0)], None)
-    buffer.ledger.dropped(cut_off, "run_ended", 1)
-    buffer.close()
-    buffer.close()
+    buffer.close({cut_off.episode_id: cut_off})
+    buffer.close({})
     await buffer.settle(cut_off)
     ends = {line.episode_id: (line.outcome, line.reason) for line in lines}
     assert len(lines) == len(tickets)
+    sampled = {line.episode_id: line.sampled_tokens for line in lines}
+    assert [sampled[ticket.episode_id] for ticket in tickets[7:]] == [1, 1, 0], "what is known of each counts"
     assert [ends[t.episode_id] for t in taken] == [("trained", "")] * 2
     assert ends.pop(tickets[8].episode_id) == ("dropped", "environment_crashed")
     assert [end for end in ends.values() if end[0] == "dropped"] == [("dropped", "run_ended")] * 7

@@ -7,6 +7,8 @@ from crashing_run import CrashingRun, DiedError
 from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.recovery import Recovered
+from agentrl.journal.entries import Dropped, unpack
+from agentrl.types.errors import Boundary, Failure
 
 CONFIG = BufferConfig(group_size=2, groups_per_step=1, max_staleness=1, group_filter="spread")
 
@@ -78,3 +80,22 @@ async def test_an_episode_goes_on_behind_its_last_reply_on_record():
     await run.open(ticket, histories[ticket.episode_id])
     assert run.playing[ticket.episode_id].replies == [(2, 0), (3, 0)]
     assert run.buffer.num_running == 1
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_journal_and_ledger_give_one_reason_for_an_episode_that_failed(dies: bool):
+    lost = Failure(Boundary.ENVIRONMENT, "lost", "its worker is gone")
+    run = CrashingRun(CONFIG, places=4, attempts=3)
+    run.start()
+    for failure in (lost, Failure(Boundary.TIMEOUT, "environment.step", "no result")):
+        ticket = await run.buffer.admit()
+        await run.open(ticket)
+        await run.playing[ticket.episode_id].reply(2, 0)
+        await run.end(ticket.episode_id, None, failure)
+    if dies:
+        run.start()
+    await play_all(run, {0: 1.0, 1: 1.0})
+    dropped = [entry for record in run.buffer_disk.records if isinstance(entry := unpack(*record), Dropped)]
+    reasons = {name: entry.reason for entry in dropped for name in entry.episodes}
+    assert reasons == {line.episode_id: line.reason for line in run.lines}
+    assert sorted(reasons.values()) == ["environment_lost", "no_spread", "no_spread", "timeout_environment.step"]

@@ -112,7 +112,7 @@ class BufferMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "model"):
             return
-        self.buffer.close()
+        self.buffer.close({})
         ends = Counter(line.episode_id for line in self.lines)
         assert ends == Counter(self.model.dispatched)
         assert set(ends.values()) <= {1}
