@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from agentrl.orchestration.recorder import RunObserver
+    from agentrl.orchestration.run_end import ArchiveCompleted
     from agentrl.orchestration.shutdown import RunSummary
 
 
@@ -45,19 +46,26 @@ def resume(
     _run(lambda observer: resume_run(run, observer, salvage))
 
 
-def _run(launch: Callable[[RunObserver], Coroutine[Any, Any, RunSummary]]) -> None:
+def _run(launch: Callable[[RunObserver], Coroutine[Any, Any, RunSummary | ArchiveCompleted]]) -> None:
     from agentrl.cli.progress import RunProgress, print_summary
+    from agentrl.orchestration.run_end import ArchiveCompleted
     from agentrl.types.errors import AgentRLError, RunStoppedError, place_of
 
     try:
         with RunProgress() as progress:
-            summary: RunSummary = run_async(launch(progress))
+            summary: RunSummary | ArchiveCompleted = run_async(launch(progress))
     except RunStoppedError as stopped:
         typer.echo(str(stopped))
         raise typer.Exit(STOPPED) from None
     except SystemExit as end:
         # Of an episode's own code the episode has failed: this came from a task that a plugin started beside it.
         raise AgentRLError(f"a plugin has ended the run by sys.exit({end.code}){place_of(end)}; mend that") from end
+    if isinstance(summary, ArchiveCompleted):
+        typer.echo(
+            f"{summary.run} had made all its steps: {summary.episodes} episodes of its ledger were missing in the "
+            f"archive and are there now; finished at version {summary.version}"
+        )
+        return
     print_summary(summary, progress.seconds)
     if summary.status == "stopped":
         typer.echo(f"stopped before its last step; go on with: agentrl resume {summary.run}")

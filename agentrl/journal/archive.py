@@ -100,6 +100,14 @@ def archived_until(target: Path) -> Checkpoint | None:
     return Checkpoint(*json.loads(read_metadata(files[-1])[_UNTIL])) if files else None
 
 
+def unarchived(journal: JournalIndex, target: Path) -> set[int]:
+    """Keys of the episodes of a journal that are not in its archive, final or not.
+
+    Raises StorageError if its newest file cannot be read, or the archive is another journal's.
+    """
+    return {*journal.unfinished, *_unarchived(journal, archived_until(target))}
+
+
 def _unarchived(journal: JournalIndex, after: Checkpoint | None) -> list[int]:
     """Keys of the episodes that a checkpoint behind `after` made final, in the order of their training or dropping.
 

@@ -54,7 +54,7 @@ class Controller:
         self._checkpointing = asyncio.Lock()
         self._orders: asyncio.Queue[_EvaluationOrder | None] = asyncio.Queue()
         self._evaluations: list[Evaluation] = []
-        self._production = Production(parts, self.versions)
+        self._production = Production(parts)
 
     def versions(self) -> dict[str, PolicyVersion]:
         """The version of each trained policy."""
@@ -78,15 +78,23 @@ class Controller:
             error = first_failure(group)
             self._write_state(RunStatus.FAILED, str(error))
             raise error from None
-        self._finish(status)
+        await self._finish(status)
         return self._summary(status, time.monotonic() - started)
 
-    def _finish(self, status: RunStatus) -> None:
-        """Of a run that is over, every episode reaches the ledger; one that stopped goes on with its own."""
+    async def _finish(self, status: RunStatus) -> None:
+        """Of a run that is over, every episode reaches the ledger; one that stopped goes on with its own.
+
+        It has finished once all of these are archived (`run_end`), for which engines and trainer are not needed.
+
+        Waits for: the disk.
+        """
         if self._production.is_over:
-            self._buffer.close()
+            on_record = await self._parts.journal.played(self._buffer.unsettled())
+            self._buffer.close({**self._production.cut_off, **on_record})
             self._recorder.finish_ledger({policy: version.step for policy, version in self.versions().items()})
-        self._write_state(status)
+        self._write_state(RunStatus.UNARCHIVED if status is RunStatus.FINISHED else status)
+        if status is RunStatus.FINISHED:
+            crash_point("run.ended")
 
     def request_stop(self) -> None:
         """Save a checkpoint after the steps in progress, park the episodes and end."""

@@ -20,6 +20,7 @@ from agentrl.orchestration.players import build_hosts
 from agentrl.orchestration.preflight import check_evaluation, check_resumed, check_run
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
+from agentrl.orchestration.run_end import ArchiveCompleted, complete_archive, end_run
 from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.orchestration.worker_assembly import num_processes
@@ -27,7 +28,7 @@ from agentrl.process.heap import gc_frozen
 from agentrl.process.standstill import ended_by_standstill
 from agentrl.process.stopping import StopSignals
 from agentrl.rollouts.runner import played_in
-from agentrl.types.errors import AgentRLError, ConfigError, RunStoppedError, StorageError
+from agentrl.types.errors import AgentRLError, RunStoppedError, StorageError
 from agentrl.types.version import FIRST_VERSION, PolicyVersion
 
 _log = logging.getLogger(__name__)
@@ -48,8 +49,8 @@ async def start_run(config: RunConfig, observer: RunObserver) -> RunSummary:
         raise
 
 
-async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = False) -> RunSummary:
-    """Go on where a run stopped or died.
+async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = False) -> RunSummary | ArchiveCompleted:
+    """Go on where a run stopped or died; of one that has made all its steps complete the archive, and start nothing.
 
     Trainer and ledger go on from the latest checkpoint, or from the start if there is none; steps behind it are
     redone from the journal, episodes in flight go on from their last token. Without a journal both are lost and the
@@ -63,7 +64,10 @@ async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = Fals
     run = RunDirectory.open(path)
     config, state = run.config(), run.state()
     if state is not None and state.status is RunStatus.FINISHED:
-        raise ConfigError(f"{path} is finished at version {state.version}; nothing is left to resume")
+        return await complete_archive(run, config, state)
+    # What a damaged journal has lost cannot be archived: salvaged, the run comes to its end anew.
+    if state is not None and state.status is RunStatus.UNARCHIVED and not is_salvaged:
+        return await complete_archive(run, config, state)
     check_resumed(config)
     return await _run(config, run, observer, is_salvaged)
 
@@ -155,7 +159,11 @@ async def _start_and_run(
 
             watched = ended_by_standstill(config.rollout.worker_silence_s, stood_still)
             with gc_frozen(), signals.telling(controller.request_stop), watched:
-                return await controller.run()
+                summary = await controller.run()
+        if summary.status is RunStatus.FINISHED:
+            observer.on_phase("archiving the last episodes")
+            await end_run(run, config, journal, summary.versions)
+        return summary
     except BaseExceptionGroup as group:
         error = first_failure(group)
         if journal.is_held:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
 
 from agentrl.orchestration.assembly import RunParts
 from agentrl.orchestration.shutdown import result_or_stopped
@@ -12,7 +11,6 @@ from agentrl.rollouts.environment_recovery import end_session
 from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.rollout import PackedEntry
-from agentrl.types.version import PolicyVersion
 
 _GIVE_BACK_S = 3.0
 _log = logging.getLogger(__name__)
@@ -21,13 +19,15 @@ _log = logging.getLogger(__name__)
 class Production:
     """Has all episodes of a run played at once by its workers.
 
-    Once it `is_over` the run will not be resumed: an episode that is cut off then has its end on the ledger.
+    Once it `is_over` the run will not be resumed: what is cut off then is at its end.
     """
 
-    def __init__(self, parts: RunParts, versions: Callable[[], Mapping[str, PolicyVersion]]) -> None:
-        self._parts, self._versions = parts, versions
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
         self._parking, self._ended = asyncio.Event(), asyncio.Event()
         self.is_over = False
+        self.cut_off: dict[str, Episode] = {}
+        """Episodes that the end of the run cut off, as they stood then."""
 
     async def run(self) -> None:
         """Go on with the episodes of an earlier start, then begin one whenever one is admitted.
@@ -77,7 +77,7 @@ class Production:
             self._parts.observer.on_phase("some episodes did not park in time; they go on from their last turn")
 
     async def _play(self, ticket: Ticket, entries: tuple[PackedEntry, ...] = ()) -> None:
-        """Play one episode and settle it; cut off by the end of the run, it still reaches the ledger.
+        """Play one episode and settle it, or keep it as it is when the end of the run cuts it off.
 
         Waits for: the episode. Unblocked by: its own deadline. A parked one is left as its journal has it.
         """
@@ -88,9 +88,7 @@ class Production:
             return
         except asyncio.CancelledError:
             if self.is_over:
-                cut_off = await parts.pool.cut_off(ticket)
-                step = min(version.step for version in self._versions().values())
-                parts.buffer.ledger.dropped(cut_off, "run_ended", step)
+                self.cut_off[ticket.episode_id] = await parts.pool.cut_off(ticket)
             raise
         parts.journal.sessions.pop(ticket.episode_id, None)
         await self._settle(episode)

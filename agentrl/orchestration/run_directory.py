@@ -34,6 +34,8 @@ class RunStatus(StrEnum):
     """How a run stands."""
 
     RUNNING = "running"
+    UNARCHIVED = "unarchived"
+    """All that its loops do is done; some episodes of the ledger may not be in the archive yet."""
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -139,6 +141,11 @@ class RunDirectory:
     def ledger(self) -> Path:
         """File with one line for every episode whose end is final."""
         return self.path / "ledger.jsonl"
+
+    @property
+    def episodes(self) -> Path:
+        """Folder of sample episodes, and of the archive."""
+        return self.path / "episodes"
 
     def cut_ledger(self, num_bytes: int, is_salvaged: bool = False) -> set[str]:
         """Take back what the ledger says behind a checkpoint; returns the names of the episodes that stay on it.

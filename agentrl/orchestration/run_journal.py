@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from agentrl.journal.claim import Claim
 from agentrl.journal.durable_offsets import SegmentEnd, verify_offsets
 from agentrl.journal.entries import Entry, Stepped
 from agentrl.journal.history import EpisodeHistory
-from agentrl.journal.holder import pack_entries
+from agentrl.journal.holder import pack_entries, read_played
 from agentrl.journal.index import open_journal
 from agentrl.journal.reading import JournalState, read_journal
 from agentrl.journal.rewriting import give_up, rewrite
@@ -107,10 +109,15 @@ class RunJournal:
             _writers=(worker.writer, buffer.writer),
             _ends=first.journal,
             _histories=_playing(recovered, state.lives),
-            _archiver=ArchiverProcess(
-                claim, run.path / "episodes", run.logs / "archiver.log", config.journal.keep_bytes
-            ),
+            _archiver=_archiver(claim, run, config),
         )
+
+    @classmethod
+    def of_ended(cls, claim: Claim, run: RunDirectory, config: RunConfig) -> RunJournal:
+        """Be ready to write the end of a run whose loops have ended."""
+        buffer = BufferJournal(_writer(claim, _BUFFER, config))
+        archiver = _archiver(claim, run, config)
+        return cls(NoJournal(), buffer, WorkerJournals(), _claim=claim, _writers=(buffer.writer,), _archiver=archiver)
 
     @property
     def is_durable(self) -> bool:
@@ -152,6 +159,43 @@ class RunJournal:
         if self._archiver is not None:
             self._archiver.begin()
 
+    async def played(self, tickets: Sequence[Ticket]) -> dict[str, Episode]:
+        """What is on record of episodes that the run's end has cut off, by name; none is without a lease from then on.
+
+        Waits for: the disk.
+
+        Raises:
+            StorageError: the journal cannot be written or read.
+        """
+        if self._claim is None:
+            return {}
+        for writer in self._writers:
+            await writer.flush()
+        names = [ticket.episode_id for ticket in tickets]
+        played = await asyncio.to_thread(read_played, self._claim.folder, names)
+        for ticket in tickets:
+            if ticket.episode_id not in played:
+                await self.workers.lease(ticket)
+        for writer in self._writers:
+            await writer.flush()
+        return played
+
+    async def settled(self) -> None:
+        """Wait for what is on its way into the archive. Raises StorageError if it did not get there."""
+        if self._archiver is not None:
+            await self._archiver.settled()
+
+    async def archive(self) -> None:
+        """Archive all that is final by now.
+
+        Waits for: the archiver. Unblocked by: its end, or its deadline.
+
+        Raises:
+            StorageError: it could not.
+        """
+        if self._archiver is not None:
+            await self._archiver.archive()
+
     async def close(self) -> None:
         """Sync what is pending; safe to call twice.
 
@@ -164,6 +208,10 @@ class RunJournal:
             await writer.close()
         if self._archiver is not None:
             await self._archiver.close()
+
+
+def _archiver(claim: Claim, run: RunDirectory, config: RunConfig) -> ArchiverProcess:
+    return ArchiverProcess(claim, run.episodes, run.logs / "archiver.log", config.journal.keep_bytes)
 
 
 def _writer(claim: Claim, name: str, config: RunConfig) -> JournalWriter:

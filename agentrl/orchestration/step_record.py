@@ -29,7 +29,7 @@ def read_steps(run: RunDirectory, policy: str) -> StepRecord:
         raise ConfigError(f"{run.path} kept no journal (journal.kind = none): what its steps trained is not on record")
     several = len(config.trained) > 1
     # An archived episode names one step: of several policies the journal alone says what each trained.
-    archived = {} if several else archived_steps(run.path / "episodes")
+    archived = {} if several else archived_steps(run.episodes)
     return StepRecord(policy, read_journal(run.journal), config.buffer.group_size, archived)
 
 

@@ -11,7 +11,7 @@ from agentrl.journal.claim import Claim
 from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.journal.holder import newest_segment, read_held, unpack_history
 from agentrl.rollouts.durable import WorkerJournal
-from agentrl.types.episode import Episode
+from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import Failure
 from agentrl.types.rollout import Assignment, PackedEntry
 
@@ -57,6 +57,12 @@ class WorkerJournals:
         if self.claim is None:
             return {}
         return await asyncio.to_thread(read_held, self.claim.folder, worker, self._begun[worker], tokens)
+
+    async def lease(self, ticket: Ticket) -> None:
+        """Put an episode on record that no worker has come to begin. Raises StorageError."""
+        if self.own is not None:
+            self.own.assign(Assignment(ticket, self.next_token(), ()))
+            await self.own.open(ticket, ())
 
     async def give_up(self, assignment: Assignment, failure: Failure) -> Episode:
         """End an episode as failed, with what is on record of it; returns once that is durable. Raises StorageError."""

@@ -43,6 +43,7 @@ CRASH_POINTS = (
     "trainer.stepped",
     "trainer.staged",
     "trainer.saved",
+    "run.ended",
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 from agentrl.journal.entries import SCHEMA
 from agentrl.journal.reading import read_journal
 from agentrl.journal.segments import SegmentFile
+from agentrl.process.crash_points import VARIABLE
 from agentrl.types.version import VersionSpan
 from tests.integration import runs
 
@@ -183,23 +184,49 @@ def test_a_journal_of_a_newer_program_is_refused_by_name(tiny_model: Path, tmp_p
     assert "install the version that wrote it" in refused.stderr
 
 
+@pytest.mark.parametrize(("point", "ending"), [("run.ended", -signal.SIGKILL), ("archive.drafted", 1)])
+def test_a_run_that_dies_at_its_end_is_completed_without_engines_and_trainer(
+    tiny_model: Path, tmp_path: Path, point: str, ending: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed behind its last step, or left by its archiver in the only archiving that it begins."""
+    monkeypatch.setenv(VARIABLE, point)
+    overrides = ("steps=4", "checkpoint.interval_steps=100")
+    ended = runs.agentrl(*runs.train_arguments(tmp_path, tiny_model, *overrides))
+    monkeypatch.delenv(VARIABLE)
+    run = tmp_path / "runs" / "test-seed0"
+    assert (ended.returncode, runs.state(run)["status"]) == (ending, "unarchived"), ended.stderr
+    assert "unarchived" in runs.agentrl("runs", run.parent).stdout
+    assert runs.processes_are_gone(run, within_s=60.0)
+    logs = {path: path.read_bytes() for path in run.glob("logs/*") if not path.name.startswith("archiver")}
+    assert {path.name for path in logs} >= {"engine-main-0.log", "trainer-main-0.log"}
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    [said] = resumed.stdout.splitlines()
+    assert "episodes of its ledger were missing in the archive and are there now" in said
+    started = {path for path in run.glob("logs/*") if not path.name.startswith("archiver")}
+    assert {path: path.read_bytes() for path in started} == logs, "nothing but the archiver was started"
+    assert runs.state(run)["status"] == "finished"
+    assert_archived_as_in_ledger(run)
+    again = runs.agentrl("resume", run)
+    assert (again.returncode, "nothing is left to resume" in again.stderr) == (1, True)
+
+
+def assert_archived_as_in_ledger(run: Path) -> None:
+    """As any tool reads Parquet and JSON lines."""
+    names = ["episode_id", "outcome", "reason", "step", "reward", "turns", "sampled_tokens"]
+    files = sorted((run / "episodes").glob("consumed-*.parquet"))
+    rows = [row for file in files for row in pq.read_table(file, columns=names).to_pylist()]
+    assert len({row["episode_id"] for row in rows}) == len(rows), "an episode was archived twice"
+    lines = [{**line, "reason": line["reason"] or None} for line in runs.rows(run / "ledger.jsonl")]
+    expected = {line["episode_id"]: {name: line[name] for name in names} for line in lines}
+    assert {row["episode_id"]: row for row in rows} == expected
+
+
 def test_consumed_episodes_are_rows_of_parquet_files_that_say_what_the_ledger_says(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     overrides = ("steps=8", "checkpoint.interval_steps=2")
     assert runs.agentrl(*runs.train_arguments(tmp_path, tiny_model, *overrides)).returncode == 0
     run = tmp_path / "runs" / "test-seed0"
-    table = pq.ParquetDataset(sorted((run / "episodes").glob("consumed-*.parquet"))).read(
-        ["episode_id", "outcome", "step", "reward", "sampled_tokens"]
-    )
-    rows = {row["episode_id"]: row for row in table.to_pylist()}
-    assert len(rows) == table.num_rows, "an episode was archived twice"
-    lines = {line["episode_id"]: line for line in runs.rows(run / "ledger.jsonl")}
-    assert len(rows) >= 4 * 8
-    for name, row in rows.items():
-        line = lines[name]
-        assert (row["outcome"], row["reward"], row["sampled_tokens"]) == (
-            line["outcome"],
-            line["reward"],
-            line["sampled_tokens"],
-        )
+    assert len(runs.rows(run / "ledger.jsonl")) >= 8 * 8
+    assert_archived_as_in_ledger(run)

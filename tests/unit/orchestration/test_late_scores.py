@@ -66,7 +66,7 @@ class Play:
             config=SimpleNamespace(environments={"fake": None}, limits_of=lambda name: SimpleNamespace(tool_s=20.0)),
             policies={},
         )
-        production = Production(parts, lambda: {"main": V0})  # type: ignore[arg-type]
+        production = Production(parts)  # type: ignore[arg-type]
         task = asyncio.create_task(production.run())
         try:
             yield production

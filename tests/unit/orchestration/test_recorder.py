@@ -189,7 +189,7 @@ async def test_the_ledger_has_a_line_for_every_episode(run, recorder):
         await buffer.settle(build_episode(ticket, [(2, 0)]))
     await buffer.take("main", V0)
     await buffer.trained("main", V0.next())
-    buffer.close()
+    buffer.close({})
     assert not rows(run.path / "ledger.jsonl"), "nothing is final before a checkpoint"
     trained = [("train-000000-0", "trained", ""), ("train-000000-1", "trained", "")]
     dropped = [("train-000001-0", "dropped", "run_ended"), ("train-000001-1", "dropped", "run_ended")]
