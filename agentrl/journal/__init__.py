@@ -30,7 +30,8 @@ What happens to an entry, and where:
    While a run goes on, `holder` reads what a rollout worker whose process is gone has left of its episodes.
 3. Behind a checkpoint, `archiver`, a process of its own that never takes turns with the run's event loop, scans the
    segments once into an `index`; `archive` writes what became final by `archive_file`, then `compaction` makes a
-   compacted segment if that takes at most half of what it replaces.
+   compacted segment if that takes at most half of what it replaces. The end of a run makes all that is left final,
+   and waits for the archive.
 
 On the disk are, beside the archive (`keep_bytes`, or its newest file if that is larger): twice the entries of episodes
 that are in play, wait to be trained, or were trained since the last archived checkpoint, and one segment of 64 MiB for

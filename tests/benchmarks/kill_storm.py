@@ -6,14 +6,17 @@ that acts outside and may never be repeated. After each kill the journal is held
 record.
 
 Figures: `kills` at random, `crash_points` hit, `turns_lost`, `effects_twice`, `regenerated` (turns made again),
-`ledger_gaps` once the runs have finished. `found_without_protection`: with acknowledgements before writes, turns are
-lost; with calls repeated whose outcome is unknown, effects happen twice.
+`ledger_gaps` once the runs have finished; and of both runs what `RunAccount` counts in Parquet and JSON:
+`archive_missing`, `archive_doubled`, `archive_differs`, `goodput_tokens_lost`, `sessions_open`, `temporary_left`.
+`found_without_protection`: with acknowledgements before writes, turns are lost; with calls repeated whose outcome is
+unknown, effects happen twice.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from agentrl.process.crash_points import CRASH_POINTS
@@ -45,6 +48,7 @@ def main() -> None:
         effects_twice=sum(v.effects_twice for v in verdicts),
         regenerated=sum(v.regenerated for v in verdicts),
         ledger_gaps=sum(v.ledger_gaps for v in verdicts),
+        **asdict(random_kills.account + at_points.account),
         episodes=sum(v.num_episodes for v in verdicts),
         calls=sum(v.num_turns for v in verdicts),
         found_without_protection=all(unprotected.values()),

@@ -1,8 +1,8 @@
 """Three worker processes of a run are killed at random, 60 times; and what a turn costs in processes.
 
 Figures of the storm: `workers`, `kills`, `turns_lost`, `effects_twice`, `regenerated` (turns made again), `ledger_gaps`
-once the run has finished, `handed_over` episodes. `found_without_protection`: with tokens that do not rise when an
-episode goes to another worker, turns are lost.
+once the run has finished, what `RunAccount` counts then in Parquet and JSON, `handed_over` episodes.
+`found_without_protection`: with tokens that do not rise when an episode goes to another worker, turns are lost.
 
 `processor_ratio` is the processor time of a turn with two worker processes, driver and workers together, to that of
 one in the driver's process, around an instant engine and with a journal; at most 1.3 is wanted. `rate_ratio` is that of
@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from agentrl.process.loop import run_async
@@ -104,6 +105,7 @@ def storm_figures(folder: Path, num_kills: int, seed: int) -> dict[str, object]:
         "effects_twice": verdict.effects_twice,
         "regenerated": verdict.regenerated,
         "ledger_gaps": verdict.ledger_gaps,
+        **asdict(run.account),
         "episodes": verdict.num_episodes,
         "calls": verdict.num_turns,
         "handed_over": metric(run, "workers/handed_over_total"),

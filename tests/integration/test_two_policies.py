@@ -12,6 +12,7 @@ import pytest
 from tests.integration import runs
 from tests.storms import partners
 from tests.storms.kill_verdict import KillVerdict
+from tests.storms.run_account import RunAccount, account_of
 
 pytestmark = pytest.mark.long
 POLICIES = ("speaker", "listener")
@@ -55,6 +56,7 @@ def test_killed_in_the_middle_both_policies_go_on_and_nothing_is_lost_or_trained
     consecutive = list(range(1, STEPS + 1))
     assert partners.steps_on_record(run) == dict.fromkeys(POLICIES, consecutive)
     assert partners.trained_by(run) == {name: dict.fromkeys(consecutive, EPISODES_PER_STEP) for name in POLICIES}
+    assert account_of(run, verdict.tokens, [], tmp_path) == RunAccount()
 
 
 def test_a_frozen_opponent_gets_no_gradient_and_its_engine_serves_what_it_began_with(

@@ -16,6 +16,7 @@ from agentrl.types.task import Task
 from agentrl_environments.sql import definition as sql
 from agentrl_environments.sql.environment import SqlEnvironment
 from agentrl_environments.sql.tasks import SqlOptions
+from tests.storms.run_account import SESSIONS_SUFFIX
 
 
 class CountingOptions(SqlOptions):
@@ -28,22 +29,32 @@ class CountingOptions(SqlOptions):
 
 
 class CountingSql(SqlEnvironment):
-    """Counts a call at the moment at which it happens, in a file that outlives every process."""
+    """Counts a call at the moment at which it happens, in a file that outlives every process; sessions in another."""
 
     def __init__(self, options: CountingOptions, task: Task) -> None:
         super().__init__(options, task)
         self._file, self._linger_s = options.count_file, options.linger_s
         self._instance = secrets.token_hex(8)
+        self._note(self._file.with_suffix(SESSIONS_SUFFIX), f"open {self._instance}")
 
     async def step(self, action: Message) -> StepResult:
         """Count, act, linger."""
         for call in action.tool_calls:
-            descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            os.write(descriptor, f"{call.id} {self._instance} {call.name or '-'}\n".encode())
-            os.close(descriptor)
+            self._note(self._file, f"{call.id} {self._instance} {call.name or '-'}")
         result = await super().step(action)
         await asyncio.sleep(self._linger_s)
         return result
+
+    async def close(self) -> None:
+        """Count the end of the session."""
+        await super().close()
+        self._note(self._file.with_suffix(SESSIONS_SUFFIX), f"close {self._instance}")
+
+    @staticmethod
+    def _note(file: Path, line: str) -> None:
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(descriptor, f"{line}\n".encode())
+        os.close(descriptor)
 
 
 # Looking at the schema stands for a tool that acts outside: it may never be repeated, in whatever instance.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agentrl.process.crash_points import VARIABLE
 from tests.storms.kill_verdict import KillVerdict
+from tests.storms.run_account import SESSIONS_SUFFIX, RunAccount, account_of
 
 RECIPE = """
 name = "kills"
@@ -90,11 +91,18 @@ class KilledRun:
     kills: int = 0
     failures: list[str] = field(default_factory=list)
     verdict: KillVerdict = field(init=False)
+    account: RunAccount = field(init=False)
+    """What it has left, once it has finished."""
     _started: bool = False
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.temporary.mkdir(parents=True, exist_ok=True)
         self.verdict = KillVerdict(self.run, self.folder / "count.txt")
+
+    @property
+    def temporary(self) -> Path:
+        """Where all starts make their temporary files, and no other process."""
+        return self.folder / "tmp"
 
     @property
     def run(self) -> Path:
@@ -103,7 +111,7 @@ class KilledRun:
 
     def start(self, crash_at: str | None = None) -> subprocess.Popen[bytes]:
         """Start or resume the run, to be killed at a crash point if one is named."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
         if crash_at is not None:
             environment[VARIABLE] = crash_at
         with (self.folder / "output.txt").open("ab") as output:
@@ -135,6 +143,8 @@ class KilledRun:
         Raises:
             RuntimeError: it ended otherwise.
         """
+        if point.startswith("run."):
+            self._bound_steps()
         process = self.start(f"{point}:{count}")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_DEADLINE_S)
@@ -147,15 +157,25 @@ class KilledRun:
         return status is not None
 
     def finish(self) -> None:
-        """Let the run take two more steps and end in order; every episode must be on its ledger then."""
-        config = self.run / "config.json"
-        step = max((int(path.parent.name) for path in self.run.glob("checkpoints/*/*/progress.json")), default=0)
-        config.write_text(re.sub(r'"steps": \d+', f'"steps": {step + 8}', config.read_text(), count=1))
+        """Let the run take some more steps and end in order; every episode must be on its ledger then, and archived."""
+        self._bound_steps()
+        sessions = len(self._sessions())
         process = self.start()
         if process.wait(_DEADLINE_S) != 0:
             raise RuntimeError(f"the run did not finish:\n{self.output()}")
         self._wait_for_nobody()
         self.verdict.close()
+        self.account = account_of(self.run, self.verdict.tokens, self._sessions()[sessions:], self.temporary)
+
+    def _bound_steps(self) -> None:
+        """The next start is to come to the run's end."""
+        config = self.run / "config.json"
+        step = max((int(path.parent.name) for path in self.run.glob("checkpoints/*/*/progress.json")), default=0)
+        config.write_text(re.sub(r'"steps": \d+', f'"steps": {step + 8}', config.read_text(), count=1))
+
+    def _sessions(self) -> list[str]:
+        file = (self.folder / "count.txt").with_suffix(SESSIONS_SUFFIX)
+        return file.read_text().splitlines() if file.is_file() else []
 
     def output(self) -> str:
         """The last that it said."""

@@ -15,6 +15,7 @@ from tests.storms.kill_runs import PARTNER, KilledRun
 from tests.storms.kill_unprotected import VARIABLE
 
 MOST_UNPROTECTED_KILLS = 60
+ONCE = ("worker.segment_made", "buffer.segment_made", "run.ended")
 _UNPROTECTED = "tests.storms.kill_unprotected"
 
 
@@ -33,8 +34,8 @@ def kill_at_points(folder: Path, model: Path, points: tuple[str, ...], seed: int
     """One run that dies once at every crash point; returns it and the points that were not reached."""
     run, rng, missed = KilledRun(folder, model), random.Random(seed), []
     for point in points:
-        # A start makes a writer's next segment once.
-        if not run.kill_at(point, 1 if point.endswith(".segment_made") else rng.choice((1, 2))):
+        # A start makes a writer's next segment once, and comes to the run's end once.
+        if not run.kill_at(point, 1 if point in ONCE else rng.choice((1, 2))):
             missed.append(point)
         _say(f"crash point {point}: {run.verdict.turns_lost} lost, {run.verdict.effects_twice} twice")
     run.finish()

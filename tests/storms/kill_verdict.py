@@ -12,6 +12,7 @@ from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.reading import read_journal
 
 EXTERNAL = "schema"
+_BYTES_A_TOKEN = 4  # ids are of 32 bits
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class KillVerdict:
     turns_lost: int = 0
     regenerated: int = 0
     ledger_gaps: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)
+    """Sampled tokens of each episode, the most that a look found on record."""
     _turns: dict[tuple[str, int], bytes] = field(default_factory=dict)
     _parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
     _intents: set[str] = field(default_factory=set)
@@ -48,7 +51,10 @@ class KillVerdict:
             self._leased.add(name)
             # Of an episode that is final, segments may be gone already: its rest says nothing.
             self.turns_lost += name not in final and not history.is_whole
-            found |= self._read(name, history, open_parts, name in final)
+            turns = self._read(name, history, open_parts, name in final)
+            found |= turns
+            num_bytes = sum(map(len, turns.values())) + len(open_parts.get((name, len(turns)), b""))
+            self.tokens[name] = max(self.tokens.get(name, 0), num_bytes // _BYTES_A_TOKEN)
         for key, tokens in self._turns.items():
             self.turns_lost += key[0] not in final and found.get(key) != tokens
         for key, tokens in self._parts.items():
