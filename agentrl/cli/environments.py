@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -85,6 +86,21 @@ def check(
         typer.secho(f"{name}: {len(failed)} of {len(findings)} checks failed", fg="red")
         raise typer.Exit(1)
     typer.secho(f"{name} keeps what it promises", fg="green")
+
+
+@environments.command("init")
+@reported
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the new package.")],
+    folder: Annotated[Path, typer.Option(help="Where its folder is made.")] = Path(),
+) -> None:
+    """Make a working environment with tasks, a gold player, tests and recipes, to go on from."""
+    from agentrl.cli.starting import make_package
+
+    made = make_package("environment", name, folder)
+    for file in made:
+        typer.echo(file)
+    typer.echo(f"\nnext: cd {folder / name}, and go on as its README.md says")
 
 
 async def _check(console: Console, name: str, tasks: int, max_turns: int, options: dict[str, Any]) -> list[Finding]:

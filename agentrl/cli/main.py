@@ -17,6 +17,7 @@ from agentrl.cli.evaluate import evaluate
 from agentrl.cli.model import model
 from agentrl.cli.replay import replay
 from agentrl.cli.runs import runs
+from agentrl.cli.scaffolds import scaffolds
 from agentrl.cli.show import show
 from agentrl.cli.train import resume, train
 from agentrl.cli.warmstart import warmstart
@@ -70,6 +71,7 @@ app.command()(doctor)
 app.add_typer(runs, name="runs")
 app.add_typer(model, name="model")
 app.add_typer(environments, name="env")
+app.add_typer(scaffolds, name="scaffold")
 
 if __name__ == "__main__":
     app()
