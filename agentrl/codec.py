@@ -1,21 +1,26 @@
 """One encoding for everything that crosses a process border: msgpack, typed by the dataclasses.
 
 Numpy arrays travel as ``[dtype, shape, bytes]``. Decoding is by the declared type, so a wrong shape of
-record is an error at the border and not a surprise behind it.
+record is an error at the border and not a surprise behind it. JSON on disk is sealed: its last member is a checksum.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
+import xxhash
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
+_SEAL = re.compile(rb',?"checksum":"([0-9a-f]{16})"\}$')
+# What a seal still shows when one of its bytes is another.
+_TRACES_OF_SEALS = re.compile(rb'"checksum"|"[0-9a-f]{16}"\}$')
 
 
 def encode(value: object) -> bytes:
@@ -42,6 +47,37 @@ def from_json(data: bytes, kind: TypeForm[T]) -> T:
     """The record of type `kind` that `to_json` wrote."""
     record: T = msgspec.json.decode(data, type=kind, dec_hook=_array_of_list)
     return record
+
+
+def seal(text: bytes) -> bytes:
+    """A JSON object with one more member, last: 64 bits of XXH3 over all that is before it.
+
+    Example: ``{"step":3}`` gives ``{"step":3,"checksum":"8c1a6f0b2d9e4475"}``.
+    """
+    body = text.removesuffix(b"}")
+    comma = b"" if body == b"{" else b","
+    return b'%s%s"checksum":"%s"}' % (body, comma, xxhash.xxh3_64_hexdigest(body).encode())
+
+
+def unseal(data: bytes) -> bytes:
+    """What `seal` was given; an object without a seal as it is, since an older program wrote it.
+
+    Raises:
+        ValueError: a byte is another than when it was sealed.
+    """
+    text = data.strip()
+    found = _SEAL.search(text)
+    body = text[: found.start()] if found else b""
+    if found and xxhash.xxh3_64_hexdigest(body).encode() == found[1]:
+        return body + b"}"
+    if found or _TRACES_OF_SEALS.search(text):
+        raise ValueError("its checksum is wrong")
+    return text
+
+
+def is_sealed_whole(data: bytes) -> bool:
+    """Whether a seal stands somewhere in the bytes: what a crash cut off has none."""
+    return re.search(rb'"checksum":"[0-9a-f]{16}"\}', data) is not None
 
 
 def _pack_array(value: object) -> object:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from agentrl import codec
+from agentrl.telemetry.json_lines import read_lines
 from agentrl.types.episode import Episode, Ticket, count_sampled_tokens
 from agentrl.types.errors import ConfigError
 
@@ -53,18 +54,17 @@ def read_ledger(file: Path) -> list[LedgerLine]:
 
     Raises:
         ConfigError: there is no such file, or a line was written by a version with other columns.
+        StorageError: the file cannot be read, or a line is damaged.
     """
     if not file.is_file():
         raise ConfigError(f"no {file}; `agentrl runs` lists the runs")
     lines = []
-    for number, text in enumerate(file.read_bytes().splitlines(), start=1):
+    for number, text in enumerate(read_lines(file), start=1):
         try:
             lines.append(codec.from_json(text, LedgerLine))
         except msgspec.ValidationError as error:
             message = f"{file}, line {number}: {error}; another version of agentrl wrote it: read it with that one"
             raise ConfigError(message) from None
-        except msgspec.DecodeError:
-            continue
     return lines
 
 

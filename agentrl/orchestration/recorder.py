@@ -15,7 +15,8 @@ from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.tally import Tally, metric_prefix
 from agentrl.telemetry.curve import draw_curve
-from agentrl.telemetry.sinks import JsonLines, JsonlSink, SinkSet, TensorBoardSink, read_json_lines
+from agentrl.telemetry.json_lines import JsonLines, read_json_lines
+from agentrl.telemetry.sinks import JsonlSink, SinkSet, TensorBoardSink
 from agentrl.types.batch import Receipt, StepReport, TrainBatch, TrainTrajectory
 from agentrl.types.episode import Episode
 

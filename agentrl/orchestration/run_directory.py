@@ -21,7 +21,7 @@ from agentrl.journal.claim import holder_of
 from agentrl.journal.disk import DISK, sync_path
 from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.orchestration.config import RunConfig
-from agentrl.telemetry.sinks import read_json_lines
+from agentrl.telemetry.json_lines import read_json_lines, read_lines
 from agentrl.types.episode import Episode
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import FIRST_VERSION, PolicyVersion
@@ -333,11 +333,5 @@ class RunDirectory:
 
 
 def read_episodes(file: Path) -> list[Episode]:
-    """Episodes of a file of the run folder; a line that a crash cut off is left out."""
-    episodes = []
-    for line in file.read_bytes().splitlines():
-        try:
-            episodes.append(codec.from_json(line, Episode))
-        except msgspec.DecodeError:
-            continue
-    return episodes
+    """Episodes of a file of the run folder; a line that a crash cut off is left out. Raises StorageError."""
+    return [codec.from_json(line, Episode) for line in read_lines(file)]

@@ -21,7 +21,7 @@ from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.step_record import StepRecord, read_steps
 from agentrl.orchestration.tally import metric_prefix
 from agentrl.orchestration.token_status import ExplainedEpisode, explained_episodes, token_rows
-from agentrl.telemetry.sinks import read_json_lines
+from agentrl.telemetry.json_lines import read_json_lines
 from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.handle import TrainerHandle

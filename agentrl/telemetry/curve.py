@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentrl.telemetry.sinks import read_json_lines
+from agentrl.telemetry.json_lines import read_json_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

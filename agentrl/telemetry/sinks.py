@@ -2,72 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import logging
+import socket
+import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from agentrl.protocols import MetricSink
-from agentrl.types.errors import StorageError
+from agentrl.telemetry.json_lines import JsonLines
 
-
-class JsonLines:
-    """Appends one JSON object a line and hands it to the system at once, so that a crash loses nothing written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with self._naming_the_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _end_last_line(path)
-            self._file = path.open("a", encoding="utf-8")
-
-    def append(self, text: str) -> None:
-        """Write one line. Raises StorageError naming the file."""
-        with self._naming_the_file():
-            self._file.write(text + "\n")
-            self._file.flush()
-
-    def sync(self) -> int:
-        """Let all lines outlive a loss of power; returns the file's size in bytes. Raises StorageError."""
-        with self._naming_the_file():
-            os.fsync(self._file.fileno())
-            return os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        """Close the file; safe to call twice. A line that could not be written has been reported by then."""
-        with suppress(OSError):
-            self._file.close()
-
-    @contextmanager
-    def _naming_the_file(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error}; free space, then resume the run") from error
-
-
-def _end_last_line(path: Path) -> None:
-    """Close a line that a crash cut off, so that the next one is not joined to it."""
-    if not path.is_file() or not path.stat().st_size:
-        return
-    with path.open("rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Objects of a file of JSON lines; a line that a crash cut off is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
+_log = logging.getLogger(__name__)
 
 
 class JsonlSink:
@@ -105,23 +55,74 @@ def _hidden(module: str) -> Iterator[None]:
 
 
 class TensorBoardSink:
-    """Metrics as TensorBoard events."""
+    """Metrics as TensorBoard events, a copy of ``metrics.jsonl`` for one tool.
 
-    def __init__(self, folder: Path) -> None:
+    What cannot be written is lost, counted and told once: it neither ends a run nor hides what does. A file that took
+    a part of an event is not written again, since nobody could read on behind that.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         with _hidden("torch"):
-            from tensorboardX import SummaryWriter
+            from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.record_writer import masked_crc32c
+            from tensorboardX.summary import scalar
 
-        self._writer = SummaryWriter(str(folder))
+        self._event, self._scalar, self._checksum, self._clock = Event, scalar, masked_crc32c, clock
+        self.lost = 0
+        self._file: FileIO | None = None
+        self._is_closed = False
+        self._path = folder / f"events.out.tfevents.{int(clock())}.{socket.gethostname()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)
+            self._append(self._file, [Event(wall_time=clock(), file_version="brain.Event:2")])
+        except OSError as error:
+            self._lose(0, error)
 
     def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
-        """Record every number among the metrics."""
-        for name, value in metrics.items():
-            if isinstance(value, (int, float)):
-                self._writer.add_scalar(name, value, step)
+        """Record every number among the metrics, or count them as lost."""
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        if self._file is None:
+            self.lost += len(numbers)
+            return
+        now = self._clock()
+        try:
+            events = [self._event(wall_time=now, step=step, summary=self._scalar(n, v)) for n, v in numbers.items()]
+            self._append(self._file, events)
+        except OSError as error:
+            self._lose(len(numbers), error)
 
     def close(self) -> None:
-        """Flush and close; safe to call twice."""
-        self._writer.close()
+        """Close the file; safe to call twice."""
+        self._give_up()
+        if self.lost and not self._is_closed:
+            _log.warning("%d metrics are not in %s", self.lost, self._path)
+        self._is_closed = True
+
+    def _append(self, file: FileIO, events: Iterable[Any]) -> None:
+        """Write events as TensorFlow's records: length u64, its checksum u32, bytes, their checksum u32."""
+        data = b""
+        for event in (event.SerializeToString() for event in events):
+            length = struct.pack("<Q", len(event))
+            data += length + struct.pack("<I", self._checksum(length)) + event
+            data += struct.pack("<I", self._checksum(event))
+        while data:
+            data = data[file.write(data) :]
+
+    def _lose(self, count: int, error: OSError) -> None:
+        self.lost += count
+        self._give_up()
+        _log.warning(
+            "%s cannot be written: %s; TensorBoard misses what comes from here on, metrics.jsonl has it; free space",
+            self._path,
+            error,
+        )
+
+    def _give_up(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what it would say has been said, or is of a file that is a copy
+                file.close()
 
 
 class SinkSet:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agentrl.telemetry.sinks import read_json_lines
+from agentrl.telemetry.json_lines import read_json_lines
 from tests.benchmarks.report import report
 from tests.storms import partners
 

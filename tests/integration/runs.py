@@ -88,7 +88,9 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    """Objects of a file of JSON lines, without the checksum of each."""
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    return [{name: value for name, value in row.items() if name != "checksum"} for row in found]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

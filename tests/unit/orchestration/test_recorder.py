@@ -13,7 +13,8 @@ from agentrl.buffer.ledger import Ledger
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.recorder import Recorder, SilentObserver
 from agentrl.orchestration.run_directory import RunDirectory
-from agentrl.telemetry.sinks import JsonLines, JsonlSink, read_json_lines
+from agentrl.telemetry.json_lines import JsonLines
+from agentrl.telemetry.sinks import JsonlSink
 from agentrl.testing.builders import InstantTasks, build_episode, build_ticket
 from agentrl.types.batch import Receipt, StepReport
 from agentrl.types.episode import Episode, StopReason
@@ -26,7 +27,8 @@ V0 = PolicyVersion(0, 0)
 
 
 def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "checksum"} for row in found]
 
 
 class Watching(SilentObserver):
@@ -243,9 +245,3 @@ def test_metrics_go_on_behind_those_of_the_run_that_is_resumed(tmp_path):
         sink.close()
     expected = [{"step": n, "time": 12.346, "trainer/loss": 0.5} for n in (1, 2)]
     assert rows(tmp_path / "metrics.jsonl") == expected
-
-
-def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1, "a": 0.5}\n{"step": 2, "a{"step": 2, "a": 0.7}\n{"step": 3, "a": 0.9}\n')
-    assert [row["step"] for row in read_json_lines(file)] == [1, 3]
