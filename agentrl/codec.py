@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
+_PIECE_BYTES = 2**20
 _SEAL = re.compile(rb',?"checksum":"([0-9a-f]{16})"\}$')
 # What a seal still shows when one of its bytes is another.
 _TRACES_OF_SEALS = re.compile(rb'"checksum"|"[0-9a-f]{16}"\}$')
@@ -78,6 +80,15 @@ def unseal(data: bytes) -> bytes:
 def is_sealed_whole(data: bytes) -> bool:
     """Whether a seal stands somewhere in the bytes: what a crash cut off has none."""
     return re.search(rb'"checksum":"[0-9a-f]{16}"\}', data) is not None
+
+
+def file_digest(path: Path) -> str:
+    """128 bits of XXH3 over a file's bytes. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _pack_array(value: object) -> object:

@@ -170,7 +170,7 @@ def _taken_steps(
         elif not is_salvaged:
             raise StorageError(
                 f"the journal goes on with step {step} of policy '{policy}', the newest checkpoint is of step {first}: "
-                f"what step {expected} trained is not on record. Put the missing checkpoint or journal segments back"
+                f"what step {expected} trained is not on record"
             )
     return covered, steps
 

@@ -29,6 +29,7 @@ def evaluate(
     from agentrl.orchestration.run_directory import RunDirectory
     from agentrl.types.errors import ConfigError
     from agentrl.types.version import FIRST_VERSION
+    from agentrl.weights.digests import check_folder
 
     if os.path.isdir(target):
         if overrides:
@@ -36,6 +37,8 @@ def evaluate(
         run = RunDirectory.open(target)
         config = run.config()
         models = {name: run.newest_model(name) for name in config.policies}
+        for model in models.values():
+            check_folder(model)
         versions = {name: run.version_of(model) for name, model in models.items()}
     else:
         config = load_run_config(find_recipe(target), overrides or [])

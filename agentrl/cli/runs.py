@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from agentrl.buffer.ledger import LedgerLine
     from agentrl.buffer.reports import BiasReport
+    from agentrl.orchestration.run_directory import RunDirectory
 
 _NOTHING_CLOSED = "nothing to compare yet: no episode of a closed group has been trained"
 _RUNS = Path("runs")
@@ -50,25 +51,38 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="Folder of run folders
     from rich.table import Table
 
     from agentrl.orchestration.run_directory import RunDirectory
-    from agentrl.types.errors import ConfigError
+    from agentrl.types.errors import ConfigError, StorageError
 
     if folder != _RUNS and not folder.is_dir():
         raise ConfigError(f"no folder {folder}; give the one in which `agentrl train` makes run folders")
     table = Table("run", "status", "version", "held-out", "", box=None)
-    for path in sorted(folder.glob("*/config.json")):
-        run = RunDirectory.open(path.parent)
-        state = run.state()
-        versions = state.versions if state else {}
-        is_one = len(versions) < 2
-        prefixes = {"": ""} if is_one else {policy: f"{policy}/" for policy in versions}
-        found = {policy: run.last_metric(f"{prefix}eval/reward_mean") for policy, prefix in prefixes.items()}
-        heldout = _of_each({policy: f"{mean:.3f}" for policy, mean in found.items() if mean is not None}, is_one)
-        version, message = _of_each(versions, is_one), state.message if state else ""
-        table.add_row(path.parent.name, run.status_now(), version, heldout, message[:80])
+    damages = []
+    for path in sorted({path.parent for name in ("config.json", "state.json") for path in folder.glob(f"*/{name}")}):
+        try:
+            table.add_row(path.name, *_standing(RunDirectory.open(path)))
+        except (ConfigError, StorageError) as error:
+            table.add_row(path.name, "damaged", "", "", "")
+            damages.append(str(error))
     if not table.row_count:
         typer.echo(f"no runs in {folder}; `agentrl train RECIPE` makes one")
         return
     Console().print(table)
+    if damages:
+        raise StorageError("\n".join(damages))
+
+
+@runs.command("check")
+@reported
+def check(run: _RunArgument) -> None:
+    """Read every file of a run and name those that are damaged or missing."""
+    from agentrl.orchestration.run_check import find_damage
+    from agentrl.orchestration.run_directory import RunDirectory
+    from agentrl.types.errors import StorageError
+
+    damages = find_damage(RunDirectory(run.absolute()))
+    if damages:
+        raise StorageError("\n".join(damages))
+    typer.echo(f"every file of {run} is as it was written")
 
 
 @runs.command("ledger")
@@ -141,6 +155,17 @@ def show_bias(run: _RunArgument) -> None:
         console.print(_NOTHING_CLOSED)
 
 
+def _standing(run: RunDirectory) -> tuple[str, str, str, str]:
+    """Status, version, newest held-out reward and message of a run. Raises StorageError."""
+    state = run.state()
+    versions = state.versions if state else {}
+    is_one = len(versions) < 2
+    prefixes = {"": ""} if is_one else {policy: f"{policy}/" for policy in versions}
+    found = {policy: run.last_metric(f"{prefix}eval/reward_mean") for policy, prefix in prefixes.items()}
+    heldout = _of_each({policy: f"{mean:.3f}" for policy, mean in found.items() if mean is not None}, is_one)
+    return run.status_now(), _of_each(versions, is_one), heldout, state.message[:80] if state else ""
+
+
 def _comparisons(report: BiasReport) -> Table:
     table = plain_table("measure", ">dispatched", ">trained", ">ratio", ">95 % interval", ">KS distance")
     for c in report.comparisons:
@@ -158,7 +183,9 @@ def _read(run: Path) -> list[LedgerLine]:
     from agentrl.buffer.ledger import read_ledger
     from agentrl.orchestration.run_directory import RunDirectory
 
-    return read_ledger(RunDirectory.open(run).path / "ledger.jsonl")
+    directory = RunDirectory.open(run)
+    directory.check_length(directory.ledger.name)
+    return read_ledger(directory.ledger)
 
 
 def _summary(lines: Sequence[LedgerLine]) -> Table:

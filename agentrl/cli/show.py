@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentrl.types.episode import Episode, Node
     from agentrl.types.version import PolicyVersion
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _VERSION_COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 
@@ -37,6 +38,7 @@ def show(
 
     from agentrl.orchestration.run_directory import RunDirectory
     from agentrl.tokens.tokenizer import FastTokenizer
+    from agentrl.weights.digests import check_folder
 
     directory = RunDirectory.open(run)
     directory.config()
@@ -49,7 +51,10 @@ def show(
         return
     chosen = _choose(episodes, episode)
     policies = {agent.policy for agent in chosen.agents}
-    tokenizers = {policy: FastTokenizer.load(directory.newest_model(policy)) for policy in sorted(policies)}
+    models = {policy: directory.newest_model(policy) for policy in sorted(policies)}
+    for model in models.values():
+        check_folder(model, _TOKENIZER_FILES)
+    tokenizers = {policy: FastTokenizer.load(model) for policy, model in models.items()}
     _print_episode(chosen, tokenizers, Console(highlight=False))
 
 
@@ -58,6 +63,7 @@ def _read_episodes(directory: RunDirectory, kind: str) -> list[Episode]:
     from agentrl.types.errors import ConfigError
 
     file = directory.path / "episodes" / f"{kind}.jsonl"
+    directory.check_length(f"episodes/{file.name}")
     if not file.is_file():
         raise ConfigError(f"no {file}; kinds are train, heldout and failed")
     episodes = read_episodes(file)

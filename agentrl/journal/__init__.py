@@ -6,9 +6,9 @@ what nobody was told is safe, on shared storage as on a local disk. Each writer 
 run, and one sync serves all entries that came during the one before it. Any number of writers share a folder: an
 episode's entries are put in order by the fencing tokens of those that held it.
 
-**The archive** (``episodes/consumed-<step>-<number>.parquet``) holds what a checkpoint has made final: one row for an
-episode, with its scalars, its tokens in list columns and the exact record, which is its entries as the segments had
-them. Other tools read it as it is::
+**The archive** (``episodes/consumed-<step>-<digest>-<number>.parquet``) holds what a checkpoint has made final: one row
+for an episode, with its scalars, its tokens in list columns and the exact record, which is its entries as the segments
+had them. Other tools read it as it is::
 
     SELECT step, avg(reward), avg(turns) FROM 'runs/demo/episodes/*.parquet' WHERE outcome = 'trained' GROUP BY step
 

@@ -14,14 +14,9 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from agentrl.journal.archive_file import (
-    Consumed,
-    ConsumedWriter,
-    archive_files,
-    number_of_file,
-    read_metadata,
-    record_of,
-)
+from agentrl import codec
+from agentrl.journal.archive_file import Consumed, ConsumedWriter, check_file, read_metadata, record_of
+from agentrl.journal.archive_names import archive_files, file_name, number_of_file
 from agentrl.journal.disk import DISK, Disk
 from agentrl.journal.entries import Checkpointed, Dropped, Leased, Taken, unpack
 from agentrl.journal.frames import Frame
@@ -69,7 +64,7 @@ class Checkpoint:
 
 
 def archive(journal: JournalIndex, target: Path, keep_bytes: int | None = None, disk: Disk = DISK) -> Archived:
-    """Write all episodes that are final and not archived yet to a new file ``consumed-<step>-<number>.parquet``.
+    """Write all episodes that are final and not archived yet to a new file of the archive.
 
     The journal may be written meanwhile; the archive has one writer at a time. Beyond `keep_bytes` the oldest files
     are deleted, so the archive takes at most that, or its newest file if that is larger. In memory are a few dozen
@@ -95,9 +90,13 @@ def archive(journal: JournalIndex, target: Path, keep_bytes: int | None = None, 
 
 
 def archived_until(target: Path) -> Checkpoint | None:
-    """The last checkpoint that the archive covers. Raises StorageError if its newest file cannot be read."""
+    """The last checkpoint that the archive covers. Raises StorageError if its newest file is damaged."""
     files = archive_files(target)
-    return Checkpoint(*json.loads(read_metadata(files[-1])[_UNTIL])) if files else None
+    if not files:
+        return None
+    metadata = read_metadata(files[-1])
+    check_file(files[-1])
+    return Checkpoint(*json.loads(metadata[_UNTIL]))
 
 
 def unarchived(journal: JournalIndex, target: Path) -> set[int]:
@@ -145,9 +144,8 @@ def _write(journal: JournalIndex, keys: Sequence[int], target: Path, disk: Disk)
     until = _until(journal)
     files = archive_files(target)
     number = number_of_file(files[-1]) + 1 if files else 1
-    path = target / f"consumed-{until.step:06d}-{number:06d}.parquet"
     # Tools that are given the folder pass over hidden files.
-    draft = path.with_name(f".{path.name}.new")
+    draft = target / f".consumed-{until.step:06d}-{number:06d}.parquet.new"
     footer = {_UNTIL: json.dumps(astuple(until))}
     written = 0
     with _writing(target):
@@ -155,6 +153,7 @@ def _write(journal: JournalIndex, keys: Sequence[int], target: Path, disk: Disk)
             for rows in _row_groups(_episodes(journal, keys)):
                 writer.write(rows)
                 written += len(rows)
+        path = target / file_name(until.step, number, codec.file_digest(draft))
         disk.sync_path(draft)
         crash_point("archive.drafted")
         disk.rename(draft, path)

@@ -8,6 +8,8 @@ The record is the exact episode: those of its entries that an `Episode` is made 
 the schema under which it was written, so a later program reads it by the same migrations as a journal. For each entry
 there are ``schema u16, kind u16, length u32`` and the payload, little-endian. Entries of holders that had lost their
 lease are left out, and so are those that only a worker needs that goes on with the episode.
+
+A file's name has the digest of its bytes, and its pages have checksums, which Parquet's readers know.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl import codec
+from agentrl.journal.archive_names import archive_files, digest_in_name
 from agentrl.journal.entries import (
     NUMBERS,
     Ended,
@@ -40,6 +44,7 @@ from agentrl.types.episode import Episode, Node
 from agentrl.types.errors import StorageError
 
 _HEAD = struct.Struct("<HHI")
+_REMEDY = "restore the file from a copy, or move it away: its episodes are then missing in replays and analyses"
 _KEPT = frozenset(NUMBERS[kind] for kind in (Leased, TurnCommitted, StepResultRecorded, Scored, Ended))
 _PART = NUMBERS[PartialReply]
 _WITH_PARTS = frozenset(NUMBERS[kind] for kind in (TurnCommitted, Ended))
@@ -106,7 +111,12 @@ class ConsumedWriter:
     def __init__(self, path: Path, metadata: dict[str, str]) -> None:
         """`metadata` stands in the file's footer."""
         self._file = pq.ParquetWriter(
-            path, SCHEMA.with_metadata(metadata), compression="zstd", use_dictionary=_REPEATED, write_statistics=True
+            path,
+            SCHEMA.with_metadata(metadata),
+            compression="zstd",
+            use_dictionary=_REPEATED,
+            write_statistics=True,
+            write_page_checksum=True,
         )
 
     def __enter__(self) -> ConsumedWriter:
@@ -128,7 +138,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowInvalid) as error:
-        raise StorageError(f"{path} is no archive of episodes: {error}; remove it") from error
+        raise StorageError(f"{path} is no archive of episodes: {error}; {_REMEDY}") from error
     return {name.decode(): value.decode() for name, value in metadata.items()}
 
 
@@ -162,14 +172,22 @@ def episode_of(record: bytes) -> Episode:
     return history.episode()
 
 
-def archive_files(folder: Path) -> list[Path]:
-    """Files of an archive in the order of their writing."""
-    return sorted(folder.glob("consumed-*-*.parquet"), key=number_of_file)
+def check_file(path: Path) -> None:
+    """Whether a file is as it was written. One of an older program, without a digest in its name, is read as a whole.
 
-
-def number_of_file(path: Path) -> int:
-    """The number that puts a file of the archive in order."""
-    return int(path.stem.rpartition("-")[2])
+    Raises:
+        StorageError: it is not.
+    """
+    digest = digest_in_name(path)
+    if digest is None:
+        _table(path, SCHEMA.names, [])
+        return
+    try:
+        is_whole = codec.file_digest(path).startswith(digest)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}; {_REMEDY}") from error
+    if not is_whole:
+        raise StorageError(f"{path} is damaged: it has other bytes than were written; {_REMEDY}")
 
 
 def archived_steps(folder: Path) -> dict[int, Path]:
@@ -183,15 +201,16 @@ def archived_steps(folder: Path) -> dict[int, Path]:
 
 def read_step(path: Path, step: int) -> list[Episode]:
     """The episodes that a step trained, in the order of its batch, to the bit. Raises StorageError."""
+    check_file(path)
     table = _table(path, ["record"], [_TRAINED, ("step", "=", step)])
     return [episode_of(record) for record in table.column("record").to_pylist()]
 
 
 def _table(path: Path, columns: list[str], filters: list[tuple[str, str, object]]) -> pa.Table:
     try:
-        return pq.read_table(path, columns=columns, filters=filters)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise StorageError(f"{path} cannot be read: {error}") from error
+        return pq.read_table(path, columns=columns, filters=filters or None, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"{path} cannot be read: {error}; {_REMEDY}") from error
 
 
 def _entries(record: bytes) -> Iterator[EpisodeEntry]:

@@ -19,6 +19,7 @@ from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.policy_loop import PolicyLoop
 from agentrl.orchestration.production import Production
 from agentrl.orchestration.run_directory import Progress, RunState, RunStatus
+from agentrl.orchestration.run_files import marks_now
 from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.process.crash_points import crash_point
 from agentrl.types.batch import WeightsManifest
@@ -211,7 +212,8 @@ class Controller:
     def _write_state(self, status: RunStatus, message: str = "") -> None:
         """Say how the run stands, unless another process has it by now."""
         if self._parts.journal.is_held:
-            self._parts.run.write_state(RunState(status, self.versions(), message))
+            files = marks_now(self._parts.run.path, is_at_rest=False)
+            self._parts.run.write_state(RunState(status, self.versions(), message, files))
 
     def _summary(self, status: RunStatus, seconds: float) -> RunSummary:
         return RunSummary(

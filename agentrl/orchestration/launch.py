@@ -6,12 +6,15 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from agentrl.journal.claim import Claim
 from agentrl.orchestration.assembly import StartPoint, assembled, load_chats, start_evaluator
+from agentrl.orchestration.checkpoint_files import mend_checkpoints, put_aside_damaged
+from agentrl.orchestration.checkpoint_repair import CheckpointRepair
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.evaluation import Evaluation
@@ -21,6 +24,7 @@ from agentrl.orchestration.preflight import check_evaluation, check_resumed, che
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
 from agentrl.orchestration.run_end import ArchiveCompleted, complete_archive, end_run
+from agentrl.orchestration.run_files import changes, losses, marks_now, restore_claims, take_back_metrics
 from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.orchestration.worker_assembly import num_processes
@@ -72,9 +76,12 @@ async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = Fals
     return await _run(config, run, observer, is_salvaged)
 
 
-def _start_point(config: RunConfig, run: RunDirectory) -> tuple[StartPoint, Progress]:
+def _start_point(config: RunConfig, run: RunDirectory, is_salvaged: bool) -> tuple[StartPoint, Progress]:
     first = Progress(dict.fromkeys(config.policies, FIRST_VERSION))
-    progress = run.latest_checkpoint() or first
+    if is_salvaged:
+        put_aside_damaged(run)
+    found = (progress for _, progress in run.checkpoints() if not is_salvaged or _has_all(run, progress))
+    progress = next(found, first)
     versions = {**first.versions, **progress.versions}
     folders = {policy: run.saved(policy, version) for policy, version in versions.items()}
     checkpoints = {policy: folder for policy, folder in folders.items() if folder is not None}
@@ -82,7 +89,7 @@ def _start_point(config: RunConfig, run: RunDirectory) -> tuple[StartPoint, Prog
         if version.step and policy not in checkpoints:
             raise StorageError(
                 f"{run.checkpoint(policy, version.step)} is missing, which the newest checkpoint names as that of "
-                f"policy '{policy}'; put it back"
+                f"policy '{policy}'; put it back, or go on from older ones: `agentrl resume RUN --salvage`"
             )
     state = run.state()
     if config.journal.kind == "none" and state is not None:
@@ -90,6 +97,11 @@ def _start_point(config: RunConfig, run: RunDirectory) -> tuple[StartPoint, Prog
         versions = {policy: PolicyVersion(epoch, version.step) for policy, version in versions.items()}
     progress = replace(progress, versions={policy: versions[policy] for policy in config.trained})
     return StartPoint(versions, progress.frontiers, checkpoints, progress.number), progress
+
+
+def _has_all(run: RunDirectory, progress: Progress) -> bool:
+    """Whether the checkpoints of all policies that one names are there."""
+    return all(not version.step or run.saved(policy, version) for policy, version in progress.versions.items())
 
 
 async def evaluate_model(
@@ -148,6 +160,7 @@ async def _start_and_run(
         )
     start, journal = await asyncio.to_thread(_begin, config, run, is_salvaged)
     try:
+        start = await CheckpointRepair(config, run, journal, observer).run_all(start)
         async with assembled(config, run, start, observer, journal) as parts:
             controller = Controller(parts)
 
@@ -175,6 +188,8 @@ async def _start_and_run(
         raise
     finally:
         await journal.close()
+        if journal.is_held:
+            _note_files(run, is_at_rest=True)
 
 
 def _standstill(limit_s: float, frame: FrameType, place: str, run: RunDirectory) -> str:
@@ -188,14 +203,48 @@ def _standstill(limit_s: float, frame: FrameType, place: str, run: RunDirectory)
 
 def _begin(config: RunConfig, run: RunDirectory, is_salvaged: bool) -> tuple[StartPoint, RunJournal]:
     """Where the run goes on from. It is claimed first: another process may be at work on it until then."""
+    state = run.state()
     if config.journal.kind == "none":
-        start, progress = _start_point(config, run)
+        _look_at_files(config, run, state, is_salvaged)
+        start, progress = _start_point(config, run, is_salvaged)
         _cut_ledger(run, progress, is_salvaged)
-        return start, RunJournal.none()
-    claim = Claim.take(run.journal)
-    start, progress = _start_point(config, run)
-    in_ledger = _cut_ledger(run, progress, is_salvaged)
-    return start, RunJournal.open(claim, run, config, progress, in_ledger, is_salvaged)
+        journal = RunJournal.none()
+    else:
+        if state is not None:
+            restore_claims(run.path, state.files)
+        claim = Claim.take(run.journal)
+        _look_at_files(config, run, state, is_salvaged)
+        start, progress = _start_point(config, run, is_salvaged)
+        in_ledger = _cut_ledger(run, progress, is_salvaged)
+        journal = RunJournal.open(claim, run, config, progress, in_ledger, is_salvaged)
+    redone = {policy: len(journal.recovered.redo.get(policy, ())) for policy in config.trained}
+    take_back_metrics(run.metrics, {policy: start.versions[policy].step + redone[policy] for policy in config.trained})
+    _note_files(run, is_at_rest=False)
+    return start, journal
+
+
+def _look_at_files(config: RunConfig, run: RunDirectory, state: RunState | None, is_salvaged: bool) -> None:
+    """Put checkpoints in order, and say what else is not as it was.
+
+    Raises:
+        StorageError: what cannot be done without is damaged or missing, and not to be salvaged.
+    """
+    mend_checkpoints(run)
+    if state is None:
+        if next(run.checkpoints(), None) is not None:
+            path = run.path / "state.json"
+            _log.warning("%s is missing; restore it from a copy; going on from the newest checkpoint and journal", path)
+        return
+    for change in changes(run.path, state.files):
+        _log.warning("%s", change)
+    for name, loss in losses(run.path, state.files, config.journal.keep_bytes).items():
+        if not name.endswith(".journal"):
+            _log.warning("%s; restore it from a copy; going on without", loss)
+        elif not is_salvaged:
+            raise StorageError(
+                f"journal segment {loss}: what was acknowledged in it is lost; restore the file from a copy, or go on "
+                "without it: `agentrl resume RUN --salvage`"
+            )
 
 
 def _cut_ledger(run: RunDirectory, progress: Progress, is_salvaged: bool) -> set[str]:
@@ -209,11 +258,20 @@ def _cut_ledger(run: RunDirectory, progress: Progress, is_salvaged: bool) -> set
     return in_ledger
 
 
+def _note_files(run: RunDirectory, is_at_rest: bool) -> None:
+    """Leave marks of the run's files in its state, if the disk takes that."""
+    with suppress(StorageError):
+        state = run.state()
+        if state is not None:
+            run.write_state(replace(state, files=marks_now(run.path, is_at_rest)))
+
+
 def _note_failure(run: RunDirectory, versions: dict[str, PolicyVersion], error: BaseException) -> None:
     """Leave the reason in the run folder, unless the controller did, or the disk takes nothing more."""
     try:
         state = run.state()
         if state is None or state.status is RunStatus.RUNNING:
-            run.write_state(RunState(RunStatus.FAILED, state.versions if state else versions, str(error)))
+            files = marks_now(run.path, is_at_rest=False)
+            run.write_state(RunState(RunStatus.FAILED, state.versions if state else versions, str(error), files))
     except StorageError:
         return

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from agentrl.buffer.recovery import TakenStep
+from agentrl.buffer.staleness import build_batch
+from agentrl.orchestration.checkpoint_files import checkpoint_damage
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.step_record import StepRecord
+from agentrl.trainer.handle import TrainerHandle
+from agentrl.types.batch import TrainBatch
 from agentrl.types.errors import ConfigError
 from agentrl.types.version import FIRST_VERSION, PolicyVersion
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +30,27 @@ class ReplayPlan:
     The last of `steps` is the one that was asked for.
     """
 
+    policy: str
     number: int
     version: PolicyVersion
     checkpoint: Path | None
     steps: tuple[TakenStep, ...]
+
+    async def start(self, config: RunConfig, runtime: LocalRuntime) -> TrainerHandle:
+        """A trainer at the weights that the plan begins with. Raises ConfigError, TrainerError or StorageError."""
+        settings = config.policies[self.policy]
+        # A whole checkpoint is a model itself: the first one need not be on this machine.
+        is_first = self.checkpoint is None or settings.trainer.lora is not None
+        model = settings.model if is_first or self.checkpoint is None else self.checkpoint
+        trainer = await runtime.start_trainer(self.policy, model, self.version)
+        if self.checkpoint is not None:
+            await trainer.restore(self.checkpoint)
+        return trainer
+
+    def batch(self, config: RunConfig, taken: TakenStep, version: PolicyVersion) -> TrainBatch:
+        """The batch as it was taken; the trainer may count another epoch than the record."""
+        batch = build_batch(taken.groups, self.policy, taken.version, config.buffer_of(self.policy))
+        return replace(batch, version=version)
 
 
 def plan_replay(run: RunDirectory, record: StepRecord, number: int) -> ReplayPlan:
@@ -33,7 +59,7 @@ def plan_replay(run: RunDirectory, record: StepRecord, number: int) -> ReplayPla
     Raises:
         ConfigError: the step, or the way to it, is not on record; names what is missing and the steps that are left.
     """
-    starts = _starts(run, record.policy)
+    starts = _starts(run, record.policy, number)
     start = _start_of(starts, number)
     reason = _obstacle(record, start, number)
     if reason is not None or start is None:
@@ -42,16 +68,21 @@ def plan_replay(run: RunDirectory, record: StepRecord, number: int) -> ReplayPla
         raise ConfigError(f"step {number} of {run.path} cannot be replayed: {reason}; {can}")
     version, checkpoint = start
     steps = tuple(record.step(step) for step in range(version.step + 1, number + 1))
-    return ReplayPlan(number, version, checkpoint, steps)
+    return ReplayPlan(record.policy, number, version, checkpoint, steps)
 
 
-def _starts(run: RunDirectory, policy: str) -> list[tuple[PolicyVersion, Path | None]]:
-    """Weights that are still there, the newest first."""
-    starts: list[tuple[PolicyVersion, Path | None]] = [
-        (progress.versions[policy], folder)
-        for folder, progress in run.checkpoints()
-        if folder == run.checkpoint(policy, progress.versions[policy].step)
-    ]
+def _starts(run: RunDirectory, policy: str, number: int) -> list[tuple[PolicyVersion, Path | None]]:
+    """Weights that are still there and whole, the newest first; says which damaged ones would have served a step."""
+    starts: list[tuple[PolicyVersion, Path | None]] = []
+    for folder, progress in run.checkpoints():
+        version = progress.versions.get(policy, FIRST_VERSION)
+        if folder != run.checkpoint(policy, version.step):
+            continue
+        damage = checkpoint_damage(folder, progress)
+        if damage is None:
+            starts.append((version, folder))
+        elif version.step < number:
+            _log.warning("checkpoint %s is damaged and not used: %s; restore the file from a copy", folder, damage)
     model = run.config().policies[policy].model
     return [*starts, (FIRST_VERSION, None)] if (model / "config.json").is_file() else starts
 

@@ -7,12 +7,10 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
-
-import msgspec
 
 from agentrl import codec
 from agentrl.buffer.frontier import FrontierState
@@ -21,13 +19,16 @@ from agentrl.journal.claim import holder_of
 from agentrl.journal.disk import DISK, sync_path
 from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.run_files import FileMarks, loss_of
 from agentrl.telemetry.json_lines import read_json_lines, read_lines
 from agentrl.types.episode import Episode
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import FIRST_VERSION, PolicyVersion
+from agentrl.weights.digests import PROGRESS, digests_of
 
 T = TypeVar("T")
 _MARK_CHARACTERS = 60
+_MARK = re.compile(rb"([A-Za-z0-9._-]+-[0-9a-f]{6})\n")
 
 
 class RunStatus(StrEnum):
@@ -43,11 +44,15 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What changes about a run: how it stands, at which version of each policy, and why it ended if it failed."""
+    """What changes about a run: how it stands, at which version of each policy, and why it ended if it failed.
+
+    `files` are marks by which damage to the run's small files is found.
+    """
 
     status: RunStatus
     versions: dict[str, PolicyVersion]
     message: str = ""
+    files: FileMarks = field(default_factory=FileMarks)
 
     @property
     def version(self) -> PolicyVersion:
@@ -60,7 +65,8 @@ class Progress:
     """What a checkpoint says beside the trainer's files: the tasks that are done, and how far ledger and journal reach.
 
     Each policy is saved at steps of its own; `versions` are those of the newest checkpoint of each, this one's own
-    included, and `number` counts the run's checkpoints. `journal` has the newest segment of each writer.
+    included, and `number` counts the run's checkpoints. `journal` has the newest segment of each writer. `digests` are
+    those of the checkpoint's files, by their paths in its folder; empty where an older program wrote it.
     """
 
     versions: dict[str, PolicyVersion]
@@ -68,6 +74,7 @@ class Progress:
     ledger_bytes: int = 0
     journal: tuple[SegmentEnd, ...] = ()
     number: int = 0
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> dict[str, int]:
@@ -90,6 +97,7 @@ class RunDirectory:
         episodes/                sample episodes, whole; `agentrl show` reads them. Consumed ones are in Parquet files
         weights/POLICY/VERSION/  staged weights of the newest versions
         checkpoints/POLICY/STEP/ what `agentrl resume` goes on from
+        progress/POLICY/         copies of the checkpoints' progress.json
         logs/                    output of engines, trainer ranks, rollout and environment workers and the archiver
     """
 
@@ -123,6 +131,8 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """An existing run's folder. Raises ConfigError if it is none."""
+        if (path / "state.json").is_file() and not (path / "config.json").is_file():
+            raise ConfigError(f"{path / 'config.json'} is missing; restore it from a copy")
         if not (path / "config.json").is_file():
             raise ConfigError(f"{path} is no run folder: config.json is missing; `agentrl runs` lists the runs")
         return cls(path.absolute())
@@ -175,13 +185,16 @@ class RunDirectory:
         """The name that no other run bears: the folder's, and six random digits.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: it cannot be written, or is damaged.
         """
         path = self.path / "mark"
         if not path.is_file():
             name = re.sub(r"[^A-Za-z0-9._-]", "-", self.path.name)[:_MARK_CHARACTERS]
             self._write("mark", f"{name}-{secrets.token_hex(3)}")
-        return path.read_text().strip()
+        found = _MARK.fullmatch(path.read_bytes())
+        if found is None:
+            raise StorageError(f"{path} is damaged; restore it from a copy, or remove it: the run gets another name")
+        return found[1].decode()
 
     def discard_unless_begun(self) -> None:
         """Delete the folder if it has no mark yet: nothing was started, and there is nothing to look at."""
@@ -213,11 +226,15 @@ class RunDirectory:
             values = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} is damaged: {error}; restore it from a copy") from None
-        return parse_config(RunConfig, values, str(path))
+        try:
+            return parse_config(RunConfig, values, str(path))
+        except ConfigError as error:
+            raise ConfigError(f"{error}; unless you edited the file, restore it from a copy") from None
 
     def state(self) -> RunState | None:
-        """How the run stands; None if it never started."""
-        return self._read("state.json", RunState)
+        """How the run stands; None if it never started. Raises StorageError."""
+        remedy = "restore it from a copy, or remove it: a resume goes on from the newest checkpoint and the journal"
+        return self._read(self.path / "state.json", RunState, remedy)
 
     def status_now(self) -> str:
         """How the run stands, as far as can be seen from outside: it may have been killed in the midst of its work."""
@@ -233,31 +250,48 @@ class RunDirectory:
 
     def write_state(self, state: RunState) -> None:
         """Replace the state. Raises StorageError."""
-        self._write("state.json", codec.to_json(state).decode())
+        self._write("state.json", codec.seal(codec.to_json(state)).decode())
 
     def write_progress(self, folder: Path, progress: Progress) -> None:
-        """Complete a checkpoint: without this file it does not count. Raises StorageError.
+        """Complete a checkpoint: without this file it does not count. Digests are added unless it has them.
 
         Blocks until all of it outlives a loss of power.
+
+        Raises:
+            StorageError: it cannot be written.
         """
         try:
+            if not progress.digests:
+                progress = replace(progress, digests=digests_of(folder))
             for path in [*folder.rglob("*"), folder]:
                 sync_path(path)
             sync_path(folder.parent)
             sync_path(folder.parent.parent)
         except OSError as error:
             raise StorageError(f"{folder} cannot be synced: {error}; free space, then resume the run") from error
-        self._write(str((folder / "progress.json").relative_to(self.path)), codec.to_json(progress).decode())
+        for path in (folder / PROGRESS, progress_copy(folder)):
+            self._write(str(path.relative_to(self.path)), codec.seal(codec.to_json(progress)).decode())
+
+    def checkpoint_folders(self) -> list[Path]:
+        """Of all checkpoints that are complete, or of which only the copy of what completed them is left."""
+        own = {path.parent for path in (self.path / "checkpoints").glob(f"*/[0-9]*/{PROGRESS}")}
+        copies = {self.path / "checkpoints" / p.parent.name / p.stem for p in self.path.glob("progress/*/[0-9]*.json")}
+        return sorted(own | copies)
+
+    def progress(self, path: Path) -> Progress | None:
+        """What a ``progress.json``, or its copy, says; None if there is none. Raises StorageError."""
+        remedy = "restore it from a copy, or move it away and go on from what is left: `agentrl resume RUN --salvage`"
+        return self._read(path, Progress, remedy)
 
     def latest_checkpoint(self) -> Progress | None:
         """What the newest complete checkpoint says."""
         return next((progress for _, progress in self.checkpoints()), None)
 
     def checkpoints(self) -> Iterator[tuple[Path, Progress]]:
-        """All complete checkpoints of all policies, the newest first."""
+        """All complete checkpoints of all policies, the newest first. Raises StorageError."""
         found = []
-        for path in (self.path / "checkpoints").glob("*/[0-9]*/progress.json"):
-            progress = self._read(str(path.relative_to(self.path)), Progress)
+        for path in (self.path / "checkpoints").glob(f"*/[0-9]*/{PROGRESS}"):
+            progress = self.progress(path)
             if progress is not None:
                 found.append((path.parent, progress))
         yield from sorted(found, key=lambda entry: entry[1].number, reverse=True)
@@ -265,13 +299,17 @@ class RunDirectory:
     def saved(self, policy: str, version: PolicyVersion) -> Path | None:
         """Folder of a policy's checkpoint of a version; None if there is no complete one."""
         folder = self.checkpoint(policy, version.step)
-        return folder if (folder / "progress.json").is_file() else None
+        return folder if (folder / PROGRESS).is_file() else None
 
     def prune_checkpoints(self, policy: str, keep: int) -> None:
         """Delete all but the newest complete checkpoints of a policy."""
-        folders = sorted(path.parent for path in (self.path / "checkpoints" / policy).glob("*/progress.json"))
-        for folder in folders[:-keep]:
+        for folder in self._saved_folders(policy)[:-keep]:
+            progress_copy(folder).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _saved_folders(self, policy: str) -> list[Path]:
+        """Of a policy's complete checkpoints, the oldest first."""
+        return sorted(path.parent for path in (self.path / "checkpoints" / policy).glob(f"[0-9]*/{PROGRESS}"))
 
     def prune_weights(self, policy: str, keep: int, pinned: set[str]) -> None:
         """Delete staged weights but the newest and those still needed."""
@@ -286,7 +324,7 @@ class RunDirectory:
     def newest_model(self, policy: str) -> Path:
         """Folder of the newest weights that are left of a policy; the first weights if there are no others."""
         config = self.config().policies[policy]
-        folders = sorted(path.parent for path in (self.path / "checkpoints" / policy).glob("*/progress.json"))
+        folders = self._saved_folders(policy)
         staged = [p for p in (self.path / "weights" / policy).glob("*.*") if not p.name.endswith(".staging")]
         if staged and config.trainer.lora is None:  # with LoRA an adapter is staged, a checkpoint holds it merged
             return max(staged, key=lambda path: PolicyVersion.parse(path.name))
@@ -297,13 +335,20 @@ class RunDirectory:
         if model.parent.parent == self.path / "weights":
             return PolicyVersion.parse(model.name)
         if model.parent.parent == self.path / "checkpoints":
-            progress = self._read(str((model / "progress.json").relative_to(self.path)), Progress)
+            progress = self.progress(model / PROGRESS)
             assert progress is not None
             return progress.versions[model.parent.name]
         return FIRST_VERSION
 
+    def check_length(self, name: str) -> None:
+        """Whether a file has all that it had when the state was written. Raises StorageError."""
+        state = self.state()
+        if state is not None and (loss := loss_of(self.path, state.files, name)) is not None:
+            raise StorageError(f"{loss}; restore it from a copy")
+
     def last_metric(self, name: str) -> float | None:
-        """The newest value of a metric; None if there is none."""
+        """The newest value of a metric; None if there is none. Raises StorageError."""
+        self.check_length(self.metrics.name)
         if not self.metrics.is_file():
             return None
         values = [row[name] for row in read_json_lines(self.metrics) if name in row]
@@ -322,14 +367,21 @@ class RunDirectory:
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}; free space, then resume the run") from error
 
-    def _read(self, name: str, kind: type[T]) -> T | None:
-        path = self.path / name
+    def _read(self, path: Path, kind: type[T], remedy: str) -> T | None:
         if not path.is_file():
             return None
         try:
-            return codec.from_json(path.read_bytes(), kind)
-        except msgspec.DecodeError as error:
-            raise StorageError(f"{path} is damaged: {error}; restore it from a copy") from error
+            return codec.from_json(codec.unseal(path.read_bytes()), kind)
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{path} is damaged: {error}; {remedy}") from error
+
+
+def progress_copy(folder: Path) -> Path:
+    """Where a copy of a checkpoint's ``progress.json`` lies, without which nobody knew what to make it again from.
+
+    A folder that is to take a checkpoint's place (``remade-000004``) has the same.
+    """
+    return folder.parents[2] / "progress" / folder.parent.name / f"{folder.name.rpartition('-')[2]}.json"
 
 
 def read_episodes(file: Path) -> list[Episode]:

@@ -17,7 +17,7 @@ from agentrl.journal.entries import Entry, Stepped
 from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.holder import pack_entries, read_played
 from agentrl.journal.index import open_journal
-from agentrl.journal.reading import JournalState, read_journal
+from agentrl.journal.reading import JournalState, LiveSegments, read_journal
 from agentrl.journal.rewriting import give_up, rewrite
 from agentrl.journal.writer import JournalWriter
 from agentrl.orchestration.config import RunConfig
@@ -82,7 +82,8 @@ class RunJournal:
         state = _salvaged(folder, first, config) if is_salvaged else open_journal(folder)
         if not is_salvaged:
             verify_offsets(folder, first.journal, state.torn_tails)
-        recovered = recover(state, _terms(config, first), in_ledger, is_salvaged)
+            _check_newest(run, state, first)
+        recovered = _recover(folder, state, _terms(config, first), in_ledger, is_salvaged)
         worker = WorkerJournal(_writer(claim, _WORKER, config))
         buffer = BufferJournal(_writer(claim, _BUFFER, config))
         if is_salvaged:
@@ -229,6 +230,30 @@ def _terms(config: RunConfig, first: Progress) -> RecoveryTerms:
         group_size=config.buffer.group_size,
         max_attempts=config.rollout.max_attempts,
     )
+
+
+def _check_newest(run: RunDirectory, state: JournalState, first: Progress) -> None:
+    """Raises StorageError if the journal knows of a newer checkpoint than is there."""
+    for policy, step in state.checkpointed.items():
+        if first.steps.get(policy, 0) < step:
+            raise StorageError(
+                f"checkpoint {run.checkpoint(policy, step)} is missing, which the journal knows to be complete; put it "
+                "back, or go on from an older one: `agentrl resume RUN --salvage`"
+            )
+
+
+def _recover(
+    folder: Path, state: JournalState, terms: RecoveryTerms, in_ledger: set[str], is_salvaged: bool
+) -> Recovered:
+    """What the buffer goes on from. Raises StorageError that names the segments which must have lost something."""
+    try:
+        return recover(state, terms, in_ledger, is_salvaged)
+    except StorageError as error:
+        names = ", ".join(str(path) for path in LiveSegments.of(folder).paths)
+        raise StorageError(
+            f"the journal lacks what was acknowledged in it: {error}. One of {names} has lost its end, or another is "
+            "missing; restore it from a copy, or go on without it: `agentrl resume RUN --salvage`"
+        ) from error
 
 
 def _salvaged(folder: Path, first: Progress, config: RunConfig) -> JournalState:

@@ -6,13 +6,11 @@ import asyncio
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from agentrl import codec
-from agentrl.buffer.recovery import TakenStep
-from agentrl.buffer.staleness import build_batch
 from agentrl.orchestration.config import RunConfig, chosen_policy
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.redo import weights_digest
@@ -24,10 +22,7 @@ from agentrl.orchestration.token_status import ExplainedEpisode, explained_episo
 from agentrl.telemetry.json_lines import read_json_lines
 from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.handle import TrainerHandle
-from agentrl.types.batch import TrainBatch
 from agentrl.types.errors import ConfigError, StorageError
-from agentrl.types.version import PolicyVersion
 
 Device = Literal["cpu", "cuda"]
 _SPEED = "trainer/tokens_per_s"
@@ -147,14 +142,14 @@ class _Replayer:
     async def _replay(self, runtime: LocalRuntime, folder: Path) -> StepReplay:
         plan = self._plan
         self._say(0, "starting the trainer")
-        trainer = await self._start(runtime)
+        trainer = await plan.start(self._config, runtime)
         version = plan.version
         *before, last = plan.steps
         for done, taken in enumerate(before):
             self._say(done, f"redoing step {taken.step + 1}")
-            version = (await trainer.step(self._batch(taken, version), is_redo=True)).version
+            version = (await trainer.step(plan.batch(self._config, taken, version), is_redo=True)).version
         self._say(len(before), f"replaying step {plan.number}")
-        batch = self._batch(last, version)
+        batch = plan.batch(self._config, last, version)
         explanation = await trainer.explain_step(batch)
         prefix = metric_prefix(self._policy, self._config.trained)
         comparisons = _compare_metrics(self._run, plan.number, prefix, explanation.report.metrics)
@@ -171,21 +166,6 @@ class _Replayer:
             comparisons=tuple(comparisons),
             differences=self._differences,
         )
-
-    async def _start(self, runtime: LocalRuntime) -> TrainerHandle:
-        """A trainer at the weights that the plan begins with."""
-        settings, checkpoint = self._config.policies[self._policy], self._plan.checkpoint
-        # A whole checkpoint is a model itself: the first one need not be on this machine.
-        model = settings.model if checkpoint is None or settings.trainer.lora is not None else checkpoint
-        trainer = await runtime.start_trainer(self._policy, model, self._plan.version)
-        if checkpoint is not None:
-            await trainer.restore(checkpoint)
-        return trainer
-
-    def _batch(self, taken: TakenStep, version: PolicyVersion) -> TrainBatch:
-        """The batch as it was taken; the trainer may count another epoch than the record."""
-        batch = build_batch(taken.groups, self._policy, taken.version, self._config.buffer_of(self._policy))
-        return replace(batch, version=version)
 
     def _say(self, done: int, text: str) -> None:
         self._on_progress(done, len(self._plan.steps), text)

@@ -16,6 +16,7 @@ from agentrl.trainer.model import PolicyModel, full_weights
 from agentrl.trainer.staging import new_folder
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
+from agentrl.weights.digests import write_digests
 
 _WEIGHTS = "adapter_model.safetensors"
 _SETTINGS = "adapter_config.json"
@@ -38,6 +39,7 @@ def stage_adapter(
     with new_folder(folder, version) as staging:
         save_file(weights, staging / _WEIGHTS, metadata={"format": "pt"})
         (staging / _SETTINGS).write_text(json.dumps(_settings(config, source), indent=2) + "\n")
+        write_digests(staging)
     num_bytes = sum(t.numel() * t.element_size() for t in weights.values())
     checksums = {n: tensor_checksum(tensor) for n, tensor in weights.items()}
     return WeightsManifest(name, version, str(folder), checksums, num_bytes, kind="adapter")

@@ -25,6 +25,7 @@ from agentrl.types.errors import StorageError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
 from agentrl.weights.delta_codec import copy_companions
+from agentrl.weights.digests import write_digests
 from agentrl.weights.experts import join_experts
 
 _WEIGHTS = "model.safetensors"
@@ -52,6 +53,7 @@ def stage_weights(
             written = write_weights(policy, parameters, staging / _WEIGHTS)
             copy_companions(source, staging)
             policy.network.config.save_pretrained(staging)
+            write_digests(staging, {_WEIGHTS: written.digest.hexdigest()})
     finally:
         # The other ranks gather to the end with this one, whatever becomes of the file.
         for _ in parameters:
@@ -87,7 +89,10 @@ def restore_checkpoint(policy: PolicyModel, optimizer: OptimizerSet, folder: Pat
         weights = read_adapter(folder / ADAPTER_FOLDER) if adapters else _read_whole(policy, folder)
         states = [torch.load(folder / _OPTIMIZER.format(n), weights_only=True) for n in range(len(optimizer.parts))]
     except _UNREADABLE as error:
-        raise StorageError(f"checkpoint {folder} cannot be read: {error}") from error
+        raise StorageError(
+            f"checkpoint {folder} cannot be read: {type(error).__name__} {error}; restore it from a copy, or move it "
+            "away and go on from the one before: `agentrl resume RUN --salvage`"
+        ) from error
     tensors = [*policy.network.named_parameters(), *saved_buffers(policy.network).items()]
     shapes = {name: tensor.shape for name, tensor in tensors if not adapters or name in adapters}
     if shapes != {name: tensor.shape for name, tensor in weights.items()}:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+import xxhash
 
 from agentrl.inference.checksum import checksum_key, tensor_checksum
 from agentrl.trainer.lora import LoraLinear, adapters_of
@@ -28,10 +29,11 @@ _ITEM_BYTES = 4
 
 @dataclass(slots=True)
 class WrittenWeights:
-    """What a file holds: `weight_checksums` of its tensors, and how many bytes these take."""
+    """What a file holds: `weight_checksums` of its tensors, how many bytes these take, and the file's own digest."""
 
     checksums: dict[str, str] = field(default_factory=dict)
     num_bytes: int = 0
+    digest: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
 
 
 def whole_parameters(policy: PolicyModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -53,7 +55,8 @@ def write_weights(policy: PolicyModel, parameters: Iterator[tuple[str, torch.Ten
     names = expert_names(policy)
     pending: Future[None] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="stage") as thread, path.open("wb") as file:
-        file.write(_header(policy))
+        file.write(header := _header(policy))
+        written.digest.update(header)
         for name, whole in parameters:
             if pending is not None:
                 pending.result()
@@ -118,6 +121,8 @@ def _write(file: BinaryIO, parts: dict[str, torch.Tensor], written: WrittenWeigh
     parts.clear()  # the thread keeps what it was called with a little longer than the call
     for name, tensor in tensors.items():
         plain = tensor.contiguous()
-        file.write(plain.view(-1).view(torch.uint8).numpy().data)
+        data = plain.view(-1).view(torch.uint8).numpy().data
+        file.write(data)
+        written.digest.update(data)
         written.checksums |= weight_checksums({name: plain})
         written.num_bytes += plain.numel() * plain.element_size()

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from agentrl.inference.checksum import tensor_checksum
 from agentrl.types.errors import StorageError
 from agentrl.weights.buckets import weight_files
+from agentrl.weights.digests import DIGESTS, PROGRESS
 
 _WEIGHTS = "model.safetensors"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -90,7 +91,8 @@ def copy_companions(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         is_weights = file.suffix in (".safetensors", ".bin", ".pt", ".gguf") or file.name.endswith(".index.json")
-        if file.is_file() and not is_weights:
+        is_of_folder = file.name in (DIGESTS, PROGRESS)
+        if file.is_file() and not is_weights and not is_of_folder:
             shutil.copy2(file, target / file.name)
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +37,7 @@ tool_s = 2.0
 group_size = 4
 groups_per_step = 2
 max_staleness = 1
-stall_s = 60.0
+stall_s = 240.0
 [evaluation]
 interval_steps = 0
 final_tasks = 0
@@ -85,6 +85,15 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
             raise AssertionError(f"the run ended early:\n{process.communicate()[0]}")
         time.sleep(0.05)
     raise AssertionError(f"no step {step} within {_DEADLINE_S} s")
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[Any], within_s: float = _DEADLINE_S) -> None:
+    """Wait until something holds, as long as a run goes on."""
+    until = time.monotonic() + within_s
+    while not holds():
+        assert process.poll() is None, "the run ended early"
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def episodes() -> tuple[ExplainedEpisode, ...]:
 def replay_of(
     *comparisons: Comparison, differences: tuple[str, ...] = (), of: tuple[ExplainedEpisode, ...] | None = None
 ) -> StepReplay:
-    return StepReplay(ReplayPlan(3, V2, None, ()), of or episodes(), comparisons, differences)
+    return StepReplay(ReplayPlan("main", 3, V2, None, ()), of or episodes(), comparisons, differences)
 
 
 def joined(lines: list[list[str]]) -> str:

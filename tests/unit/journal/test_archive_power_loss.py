@@ -12,7 +12,7 @@ import pytest
 
 from agentrl import codec
 from agentrl.journal import entries as e
-from agentrl.journal.archive_file import archive_files
+from agentrl.journal.archive_names import archive_files
 from agentrl.journal.index import open_journal
 from agentrl.testing.power_loss import Call, Content, DiskImage, RecordingDisk, write_content
 from tests.unit.journal.journals import Journal, archive_and_compact, dropped, name_of, read_archived, taken, whole_life

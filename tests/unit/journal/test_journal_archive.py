@@ -12,7 +12,8 @@ from agentrl import codec
 from agentrl.journal import archive as archive_module
 from agentrl.journal import entries as e
 from agentrl.journal.archive import Archived
-from agentrl.journal.archive_file import archive_files, archived_steps, read_step
+from agentrl.journal.archive_file import archived_steps, check_file, read_step
+from agentrl.journal.archive_names import archive_files
 from agentrl.journal.disk import Disk
 from agentrl.journal.history import build_history
 from agentrl.types.environment import Score, ScoreRecord
@@ -33,13 +34,18 @@ def journal(tmp_path: Path) -> Journal:
     return journal
 
 
+def only_file(target: Path, pattern: str) -> Path:
+    (file,) = target.glob(f"{pattern}.parquet")
+    return file
+
+
 def rows(target: Path) -> list[dict]:
     return [row for path in archive_files(target) for row in pq.read_table(path).to_pylist()]
 
 
 def test_what_is_final_is_archived_in_the_order_in_which_it_was_consumed(journal: Journal, tmp_path: Path) -> None:
     done = archive_now(journal.folder, tmp_path / "episodes")
-    assert done == Archived(tmp_path / "episodes" / "consumed-000001-000001.parquet", episodes=3)
+    assert done == Archived(only_file(tmp_path / "episodes", "consumed-000001-????????????????-000001"), episodes=3)
     found = [(r["episode_id"], r["outcome"], r["reason"], r["step"]) for r in rows(tmp_path / "episodes")]
     trained = [(name_of(number), "trained", None, 1) for number in (1, 0)]
     assert found == [*trained, (name_of(2), "dropped", "stale", 0)]
@@ -125,7 +131,7 @@ def test_nothing_is_archived_twice(journal: Journal, tmp_path: Path) -> None:
     assert archive_now(journal.folder, target) == Archived()
     journal.note(e.Checkpointed({"main": 2}))
     done = archive_now(journal.folder, target)
-    assert (done.file, done.episodes) == (target / "consumed-000002-000002.parquet", 1)
+    assert (done.file, done.episodes) == (only_file(target, "consumed-000002-????????????????-000002"), 1)
     assert [row["episode_id"] for row in rows(target)] == [name_of(n) for n in (1, 0, 2, 3)]
 
 
@@ -164,10 +170,10 @@ def test_after_going_back_to_an_older_checkpoint_files_follow_one_another(journa
     journal.play(7, whole_life(7))
     journal.note(taken(4, 7), e.Checkpointed({"main": 5}))
     assert archive_now(journal.folder, target).episodes == 1
-    assert [path.stem for path in archive_files(target)] == [
-        "consumed-000005-000001",
-        "consumed-000002-000002",
-        "consumed-000005-000003",
+    assert [path.stem.split("-")[1::2] for path in archive_files(target)] == [
+        ["000005", "000001"],
+        ["000002", "000002"],
+        ["000005", "000003"],
     ]
 
 
@@ -218,6 +224,45 @@ def test_a_file_that_is_no_archive_is_named(journal: Journal, tmp_path: Path) ->
     (target / "consumed-000009-000009.parquet").write_bytes(b"scribble")
     with pytest.raises(StorageError, match="is no archive of episodes"):
         archive_now(journal.folder, target)
+
+
+def test_no_byte_of_an_archive_can_be_another_without_an_error_that_names_the_file(
+    journal: Journal, tmp_path: Path
+) -> None:
+    file = archive_now(journal.folder, tmp_path / "episodes").file
+    assert file is not None
+    data = file.read_bytes()
+    for place in range(0, len(data), 97):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(StorageError, match=f"{file} is damaged: .*restore the file from a copy"):
+            check_file(file)
+    file.write_bytes(data)
+    check_file(file)
+
+
+def test_pages_of_an_archive_have_checksums_by_which_any_reader_finds_damage(journal: Journal, tmp_path: Path) -> None:
+    file = archive_now(journal.folder, tmp_path / "episodes").file
+    assert file is not None
+    row_group = pq.ParquetFile(file).metadata.row_group(0)
+    column = row_group.column(row_group.num_columns - 1)
+    assert column.path_in_schema == "record"
+    data = bytearray(file.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size - 20] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(OSError, match="CRC checksum verification failed"):
+        pq.read_table(file, columns=["record"], page_checksum_verification=True)
+
+
+def test_an_archive_of_an_older_program_without_checksums_is_read_as_a_whole(journal: Journal, tmp_path: Path) -> None:
+    file = archive_now(journal.folder, tmp_path / "episodes").file
+    assert file is not None
+    old = file.with_name("consumed-000001-000001.parquet")
+    pq.write_table(pq.read_table(file), old)
+    check_file(old)
+    assert [episode.episode_id for episode in read_step(old, 1)] == [name_of(1), name_of(0)]
+    old.write_bytes(old.read_bytes()[:-9])
+    with pytest.raises(StorageError, match=f"{old} cannot be read: .*restore the file from a copy"):
+        check_file(old)
 
 
 def test_row_groups_are_bounded(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

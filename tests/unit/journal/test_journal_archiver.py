@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.journal import entries as e
-from agentrl.journal.archive_file import archive_files
+from agentrl.journal.archive_names import archive_files
 from agentrl.journal.archiver import ArchiverProcess
 from agentrl.journal.claim import Claim
 from agentrl.journal.reading import all_segments

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.journal import entries as e
-from agentrl.journal.archive_file import archive_files
+from agentrl.journal.archive_names import archive_files
 from agentrl.journal.compaction import compact
 from agentrl.journal.frames import MARK_BYTES
 from agentrl.journal.index import JournalIndex, open_journal

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.journal import entries as e
-from agentrl.journal.archive_file import archive_files
+from agentrl.journal.archive_names import archive_files
 from agentrl.journal.compaction import compact
 from agentrl.journal.index import JournalIndex, open_journal
 from agentrl.journal.reading import read_journal

@@ -114,6 +114,7 @@ def test_what_is_staged_is_an_adapter_as_peft_writes_it(tiny_model, tmp_path):
     assert sorted(file.name for file in (tmp_path / "v1").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
+        "digests.json",
     ]
     staged = load_file(tmp_path / "v1" / "adapter_model.safetensors")
     first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
