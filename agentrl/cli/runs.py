@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from agentrl.cli.errors import reported
+from agentrl.cli.extras import needs
 from agentrl.cli.tables import plain_table, wide_console
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(help="Folder of run folders
 
 @runs.command("check")
 @reported
+@needs("train")
 def check(run: _RunArgument) -> None:
     """Read every file of a run and name those that are damaged or missing."""
     from agentrl.orchestration.run_check import find_damage

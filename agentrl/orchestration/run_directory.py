@@ -386,4 +386,7 @@ def progress_copy(folder: Path) -> Path:
 
 def read_episodes(file: Path) -> list[Episode]:
     """Episodes of a file of the run folder; a line that a crash cut off is left out. Raises StorageError."""
-    return [codec.from_json(line, Episode) for line in read_lines(file)]
+    try:
+        return [codec.from_json(line, Episode) for line in read_lines(file)]
+    except ValueError as error:
+        raise StorageError(f"{file} holds a line that is no episode: {error}; restore it from a copy") from error

@@ -79,14 +79,14 @@ def test_an_engine_that_is_told_to_end_closes_the_connections_of_clients_that_wa
     assert "Traceback" not in engine.log.read_text()
 
 
-def test_a_port_in_use_is_an_error_that_names_it_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_that_names_it(tiny_model: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        engine = Engine(tmp_path / "no-model", taken.getsockname()[1], tmp_path / "engine.log")
+        engine = Engine(tiny_model, taken.getsockname()[1], tmp_path / "engine.log")
         assert engine.process.wait(_DEADLINE_S) == 1
         words = " ".join(engine.log.read_text().split())
         assert f"port {engine.port} of 127.0.0.1 cannot be had" in words
         assert "address already in use" in words.lower()
-        assert "no-model" not in words
+        assert "serving" not in words
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,13 @@ TRAINING = {
     "engine": ["model", "--port", "1"],
     "show": ["run"],
     "replay": ["run", "1"],
+    "runs check": ["run"],
     "model check": ["model"],
 }
-READING = {"doctor", "env list", "runs list", "runs ledger", "runs goodput", "runs bias"}
+READING = {
+    *("doctor", "env list", "env run", "env check", "env init", "scaffold list", "scaffold init"),
+    *("runs list", "runs ledger", "runs goodput", "runs bias"),
+}
 
 
 def look(site: Path | None, cwd: Path) -> list[str]:
@@ -172,7 +176,7 @@ def test_the_base_install_reads_recipes_runs_and_plugins(base: Path, tmp_path: P
     assert (runs.returncode, "sql-demo-seed0" in runs.stdout) == (0, True), runs.stderr
     plugins = agentrl(base, tmp_path, "env", "list")
     assert (plugins.returncode, "agentrl_environments.sql:definition" in plugins.stdout) == (0, True), plugins.stderr
-    assert set(TRAINING) <= set(agentrl(base, tmp_path, "--help").stdout.split()) | {"model check"}
+    assert set(TRAINING) <= set(agentrl(base, tmp_path, "--help").stdout.split()) | {"model check", "runs check"}
 
 
 @pytest.mark.parametrize("command", sorted(TRAINING))

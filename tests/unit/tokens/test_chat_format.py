@@ -115,7 +115,7 @@ def test_exact_history_keeps_old_thinking_where_the_template_would_rewrite_it(to
 
 
 def test_an_unknown_renderer_is_refused_by_name(tokenizer):
-    with pytest.raises(ConfigError, match=r"chat\.renderer 'qwen33' does not fit tiny"):
+    with pytest.raises(ConfigError, match=r"chat\.renderer: no renderer 'qwen33'; did you mean 'qwen3'\?"):
         ChatFormat.build(tokenizer, ChatConfig(renderer="qwen33"))
-    with pytest.raises(ConfigError, match=r"chat\.renderer 'qwen3' does not fit tiny"):
+    with pytest.raises(ConfigError, match=r"chat\.renderer 'qwen3' does not take chat\.options: thinking"):
         ChatFormat.build(tokenizer, ChatConfig(renderer="qwen3", options={"thinking": True}))
