@@ -67,11 +67,12 @@ async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = Fals
     """
     run = RunDirectory.open(path)
     config, state = run.config(), run.state()
-    if state is not None and state.status is RunStatus.FINISHED:
-        return await complete_archive(run, config, state)
     # What a damaged journal has lost cannot be archived: salvaged, the run comes to its end anew.
-    if state is not None and state.status is RunStatus.UNARCHIVED and not is_salvaged:
-        return await complete_archive(run, config, state)
+    over = (RunStatus.FINISHED,) if is_salvaged else (RunStatus.FINISHED, RunStatus.UNARCHIVED)
+    if state is not None and state.status in over:
+        completed = await complete_archive(run, config, state)
+        _note_files(run, is_at_rest=True)
+        return completed
     check_resumed(config)
     return await _run(config, run, observer, is_salvaged)
 

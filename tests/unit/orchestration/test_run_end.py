@@ -20,6 +20,7 @@ from agentrl.journal.claim import Claim
 from agentrl.orchestration import launch
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.recorder import SilentObserver
+from agentrl.orchestration.run_check import find_damage
 from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
 from agentrl.orchestration.run_end import ArchiveCompleted, end_run
 from agentrl.orchestration.run_journal import RunJournal
@@ -164,6 +165,16 @@ async def test_a_resume_completes_the_archive_and_the_next_finds_nothing_left(
     with pytest.raises(ConfigError, match="nothing is left to resume"):
         await launch.resume_run(run.path, SilentObserver())
     assert archived(run) == before
+
+
+async def test_what_a_completed_archive_loses_later_is_named(ended: tuple[RunDirectory, RunJournal]) -> None:
+    run, journal = ended
+    await journal.close()
+    run.write_state(RunState(RunStatus.UNARCHIVED, dict(LAST)))
+    await launch.resume_run(run.path, SilentObserver())
+    [archive] = (run.path / "episodes").glob("*.parquet")
+    archive.unlink()
+    assert [damage for damage in find_damage(run) if f"{archive} is missing" in damage], "no mark of it is left"
 
 
 async def test_an_episode_that_no_worker_began_is_archived_too(ended: tuple[RunDirectory, RunJournal]) -> None:
