@@ -147,7 +147,7 @@ async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_s
         except asyncio.CancelledError:
             if not signals.has_come:
                 raise
-            message = f"asked to stop while it started; go on with: agentrl resume {run.path}"
+            message = f"asked to stop; go on with: agentrl resume {run.path}"
             raise RunStoppedError(message) from None
 
 

@@ -124,7 +124,7 @@ def test_a_run_that_is_told_to_stop_while_it_starts_says_how_to_go_on(tiny_model
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=LIMIT_S)[0]
     assert process.returncode == runs.STOPPED, output
-    assert f"asked to stop while it started; go on with: agentrl resume {run}" in output.replace("\n", "")
+    assert f"asked to stop; go on with: agentrl resume {run}" in output.replace("\n", "")
     assert runs.processes_are_gone(run, within_s=LIMIT_S)
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
