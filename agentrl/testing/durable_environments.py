@@ -57,7 +57,7 @@ class SessionServer:
         Example: ``begin("any")`` answers a first call with ``"any call 1"``, whichever session it is.
         """
         self._check_connected()
-        name = f"session-{len(self.begun()) + 1}"
+        name = self._take_name()
         self._write(session := SessionState(name, voice or name))
         self._add("begun", session.name)
         return session
@@ -113,6 +113,17 @@ class SessionServer:
     def connect(self) -> None:
         """Calls arrive again."""
         (self._folder / "disconnected").unlink(missing_ok=True)
+
+    def _take_name(self) -> str:
+        """A name that no other process gets: its file is made by one of them alone."""
+        number = len(self.begun()) + 1
+        while True:
+            try:
+                (self._folder / f"session-{number}.name").touch(exist_ok=False)
+            except FileExistsError:
+                number += 1
+            else:
+                return f"session-{number}"
 
     def _check_connected(self) -> None:
         if (self._folder / "disconnected").exists():

@@ -27,3 +27,8 @@ async def test_an_inline_host_passes_on_every_call_that_the_environment_has(tmp_
         assert b"session-1" in await environment.snapshot()
         await environment.detach()
     assert server.alive() == ["session-1"]
+
+
+def test_sessions_that_two_processes_begin_at_once_have_two_names(tmp_path):
+    (tmp_path / "session-1.name").touch()  # another process has taken the name, and not told of it yet
+    assert SessionServer(tmp_path).begin().name == "session-2"
