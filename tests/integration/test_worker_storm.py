@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from tests.storms.run_account import RunAccount
 from tests.storms.worker_storm import found_without_tokens, kill_workers, metric
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
-NUM_KILLS = 15
+NUM_KILLS = 9
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def test_a_run_whose_workers_are_killed_loses_nothing_and_does_nothing_twice(
     verdict = run.verdict
     found = (verdict.turns_lost, verdict.effects_twice, verdict.regenerated, verdict.ledger_gaps)
     assert found == (0, 0, 0, 0), f"seed {seed}"
-    assert replace(run.account, sessions_open=0, temporary_left=0) == RunAccount(), f"seed {seed}"
+    assert run.account == RunAccount(), f"seed {seed}"
     assert metric(run, "workers/handed_over_total") > NUM_KILLS / 2, "hardly an episode was in a worker that was killed"
     assert verdict.num_turns > NUM_KILLS
 

@@ -53,7 +53,8 @@ def found_without_tokens(folder: Path, model: Path, seed: int) -> int:
 
 def metric(run: KilledRun, name: str) -> float:
     """What the first start of a run counted at its last step."""
-    rows = [json.loads(line) for line in (run.run / "metrics.jsonl").read_text().splitlines()]
+    whole_lines = (run.run / "metrics.jsonl").read_text().rpartition("\n")[0]
+    rows = [json.loads(line) for line in whole_lines.splitlines()]
     return max((row.get(name, 0.0) for row in rows), default=0.0)
 
 
