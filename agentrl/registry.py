@@ -41,7 +41,7 @@ def load_plugin(group: str, name: str) -> object:
     Raises:
         ConfigError: the name is unknown or ambiguous, or its module cannot be imported.
     """
-    return load_target(name if ":" in name else _find_plugin(group, name).target)
+    return load_target(name if ":" in name else find_plugin(group, name).target)
 
 
 def is_shipped(group: str, name: str) -> bool:
@@ -52,7 +52,7 @@ def is_shipped(group: str, name: str) -> bool:
     """
     if ":" in name:
         return name.partition(":")[0].partition(".")[0] in _SHIPPED_PACKAGES
-    return _find_plugin(group, name).distribution == _DISTRIBUTION
+    return find_plugin(group, name).distribution == _DISTRIBUTION
 
 
 def shipped_file(group: str, name: str, file: str) -> Path:
@@ -61,7 +61,7 @@ def shipped_file(group: str, name: str, file: str) -> Path:
     Raises:
         ConfigError: the name is unknown or ambiguous, or no such file lies there.
     """
-    module = (name if ":" in name else _find_plugin(group, name).target).partition(":")[0]
+    module = (name if ":" in name else find_plugin(group, name).target).partition(":")[0]
     spec = importlib.util.find_spec(module)
     places = (spec and spec.submodule_search_locations) or []
     found = next((path for path in (Path(place) / file for place in places) if path.exists()), None)
@@ -70,7 +70,8 @@ def shipped_file(group: str, name: str, file: str) -> Path:
     return found
 
 
-def _find_plugin(group: str, name: str) -> Plugin:
+def find_plugin(group: str, name: str) -> Plugin:
+    """The plugin registered as `name`. Raises ConfigError if it is unknown or ambiguous."""
     plugins = [plugin for plugin in list_plugins(group) if plugin.name == name]
     if len(plugins) > 1:
         owners = ", ".join(f"{p.target} ({p.distribution})" for p in plugins)

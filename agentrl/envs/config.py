@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.base import ConfigModel
-from agentrl.types.environment import Placement
+from agentrl.envs.virtual import is_path
 
 
 class EnvironmentConfig(ConfigModel):
@@ -18,10 +19,14 @@ class EnvironmentConfig(ConfigModel):
     """Registered name (``agentrl env list``), or ``module:attribute``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options that the environment declares."""
-    placement: Placement = "process"
-    """Where instances run: in killable processes of their own, or ``inline``, in the process that plays the episodes.
-    That process then imports the environment, and a call that blocks holds up all its episodes; a thread of it samples
-    the tasks."""
+    placement: Literal["inline", "process", "venv"] = "process"
+    """Where instances run: in killable processes of their own; in such processes by a virtual environment of their own
+    (``venv``), made of what the environment's package and `requirements` ask for; or ``inline``, in the process that
+    plays the episodes. That process then imports the environment, and a call that blocks holds up all its episodes; a
+    thread of it samples the tasks."""
+    requirements: tuple[str, ...] = ()
+    """With ``venv``, packages beside those that the environment's package declares, as pip takes them:
+    ``"numpy==2.1"``, or the path of a package, ``"./my_environment"``."""
     interpreter: Path | None = None
     """Python that the processes run in, such as ``/opt/browser/bin/python``, for an environment whose packages are not
     to be the run's; the base install of agentrl is enough there. Without it, that of the definition, else the run's."""
@@ -30,4 +35,24 @@ class EnvironmentConfig(ConfigModel):
     def _lives_in_one_place(self) -> EnvironmentConfig:
         if self.placement == "inline" and self.interpreter is not None:
             raise ValueError(f"placement is inline, but '{self.name}' is to run in {self.interpreter}; leave one out")
+        if self.placement == "venv" and self.interpreter is not None:
+            raise ValueError(f"placement is venv, and interpreter {self.interpreter} is another one; leave one out")
+        if self.placement != "venv" and self.requirements:
+            raise ValueError(
+                f'requirements are those of a virtual environment; set placement = "venv" for {self.name!r}'
+            )
         return self
+
+    @field_validator("requirements")
+    @classmethod
+    def _are_requirements(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        for line in lines:
+            if is_path(line):
+                if not Path(line).expanduser().exists():
+                    raise ValueError(f"{line} is not there; give the path of a package's folder, or of a wheel")
+                continue
+            try:
+                Requirement(line)
+            except InvalidRequirement as error:
+                raise ValueError(f"'{line}' is no requirement of pip ({error}); write it like numpy==2.1") from None
+        return lines

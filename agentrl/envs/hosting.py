@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
 from agentrl.envs.process import ProcessHost
 from agentrl.envs.starting import START_S, WorkerCommand, describe_environment
+from agentrl.envs.virtual import make_python, requirements_of
 from agentrl.protocols import EnvironmentHost
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
@@ -23,12 +25,22 @@ from agentrl.types.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 
+def nobody_hears(phase: str) -> None:
+    """What takes long is told to nobody."""
+
+
 async def build_host(
-    config: EnvironmentConfig, call_s: float, logs: Path, label: str = "environment", start_s: float = START_S
+    config: EnvironmentConfig,
+    call_s: float,
+    logs: Path,
+    label: str = "environment",
+    start_s: float = START_S,
+    on_phase: Callable[[str], object] = nobody_hears,
 ) -> EnvironmentHost:
     """A host for the configured environment, which its first worker describes.
 
-    Waits for: the description. Unblocked by: it, or `start_s` for the import and as much for the description.
+    Waits for: the description, and before it for the virtual environment where it has one of its own. Unblocked by:
+    these, or `start_s` for the import and as much for the description, and half an hour for the virtual environment.
 
     Raises:
         ConfigError: the environment or its options are unknown, or its interpreter cannot load it.
@@ -36,6 +48,8 @@ async def build_host(
     if config.placement == "inline":
         return _build_inline(config, call_s)
     command = _command(config, logs, label, start_s)
+    if config.placement == "venv":
+        return await _build_virtual(command, config, call_s, on_phase)
     description, worker = await describe_environment(command)
     own = _by_its_own_python(command, config, description)
     if own != command:
@@ -51,7 +65,21 @@ def build_described_host(
     if config.placement == "inline":
         return _build_inline(config, call_s)
     command = _command(config, logs, label, START_S)
+    if config.placement == "venv":
+        command = replace(command, environment=requirements_of(config.name, config.requirements)[0])
     return ProcessHost(_by_its_own_python(command, config, known), known, call_s)
+
+
+async def _build_virtual(
+    command: WorkerCommand, config: EnvironmentConfig, call_s: float, on_phase: Callable[[str], object]
+) -> ProcessHost:
+    """A host by a virtual environment of its own; the description names its Python to whoever plays elsewhere."""
+    target, requirements = requirements_of(config.name, config.requirements)
+    lock, log = (command.logs / f"{command.label}.{kind}" for kind in ("requirements.txt", "install.log"))
+    python = await make_python(config.name, requirements, lock, log, on_phase)
+    command = replace(command, environment=target, python=python)
+    description, worker = await describe_environment(command)
+    return ProcessHost(command, replace(description, interpreter=str(python)), call_s, worker)
 
 
 def _command(config: EnvironmentConfig, logs: Path, label: str, start_s: float) -> WorkerCommand:

@@ -105,7 +105,7 @@ async def assembled(
         ending.callback(recorder.close)
         recorder.follow({policy: config.played_by(policy) for policy in config.trained})
         chats = load_chats(config, {name: _first_model(config, start, name) for name in config.policies})
-        hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0)
+        hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0, on_phase=observer.on_phase)
         ending.push_async_callback(_close_all, hosts.values())
         runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
         ending.push_async_callback(runtime.close)

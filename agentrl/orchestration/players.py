@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl import registry
-from agentrl.envs.hosting import build_described_host, build_host
+from agentrl.envs.hosting import build_described_host, build_host, nobody_hears
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.orchestration.scoring import LateScorer
 from agentrl.protocols import EnvironmentHost, Scaffold
@@ -39,24 +39,30 @@ def build_scaffold(config: ScaffoldConfig) -> Scaffold:
 
 
 async def build_hosts(
-    config: RunConfig, logs: Path, plays: bool = True, known: Mapping[str, EnvironmentDescription] | None = None
+    config: RunConfig,
+    logs: Path,
+    plays: bool = True,
+    known: Mapping[str, EnvironmentDescription] | None = None,
+    on_phase: Callable[[str], object] = nobody_hears,
 ) -> dict[str, EnvironmentHost]:
     """Where the instances of each of the run's environments live; unless they are `known`, they describe themselves.
 
     Of an environment that is placed inline, a process that `plays` no episodes has workers too: it needs tasks alone.
 
-    Waits for: the descriptions, all at once. Unblocked by: these, or their deadlines.
+    Waits for: the descriptions, all at once, and virtual environments that must be made for them, which `on_phase` is
+    told of. Unblocked by: these, or their deadlines.
 
     Raises:
         ConfigError: an environment cannot be loaded, or refuses its options.
     """
-    apart = {} if plays else {"placement": "process"}
 
     async def build(name: str, section: EnvironmentSection) -> EnvironmentHost:
-        placed, call_s, label = section.model_copy(update=apart), config.limits_of(name).tool_s, f"environment-{name}"
+        is_apart = section.placement == "inline" and not plays
+        placed = section.model_copy(update={"placement": "process"} if is_apart else {})
+        call_s, label = config.limits_of(name).tool_s, f"environment-{name}"
         if known is not None:
             return build_described_host(placed, known[name], call_s, logs, label)
-        return await build_host(placed, call_s, logs, label)
+        return await build_host(placed, call_s, logs, label, on_phase=on_phase)
 
     outcomes = await asyncio.gather(
         *(build(name, section) for name, section in config.environments.items()), return_exceptions=True

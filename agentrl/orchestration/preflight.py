@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl import registry
 from agentrl.engine.options import parse_engine_options
 from agentrl.envs.config import EnvironmentConfig
+from agentrl.envs.virtual import requirements_of
 from agentrl.inference.config import AttachedEngineConfig, EmbeddedEngineConfig, SGLangEngineConfig
 from agentrl.orchestration.config import PolicyConfig, RunConfig
 from agentrl.orchestration.model_files import ModelFiles, context_tokens, read_model_config, read_model_files
@@ -95,12 +96,14 @@ def check_scaffold(config: ScaffoldConfig, plays_here: bool = True) -> None:
 def check_environment(config: EnvironmentConfig) -> None:
     """Whether there is such an environment, as far as that shows without an import. Raises ConfigError.
 
-    Another interpreter has plugins of its own.
+    Another interpreter has plugins of its own; so has a virtual environment that is made of requirements.
     """
     if config.interpreter is not None:
         program = config.interpreter
         if not program.is_file() or not os.access(program, os.X_OK):
             raise ConfigError(f"environment.interpreter: no Python at {program}; give the path of one that has agentrl")
+    elif config.requirements:
+        requirements_of(config.name, config.requirements)
     elif ":" in config.name:
         _check_target(f"environment '{config.name}'", config.name)
     else:

@@ -255,6 +255,11 @@ def _check(config: WarmStartConfig) -> None:
     above = next(folder for folder in config.output.absolute().parents if folder.exists())
     if not above.is_dir():
         raise ConfigError(f"output {config.output.absolute()}: {above} is no folder; choose another output")
+    if config.environment.placement == "venv":
+        raise ConfigError(
+            "environment.placement is venv, and a warm start imports the environment for its experts: install its "
+            'package here and set placement = "process"'
+        )
     check_scaffold(config.scaffold)
     check_device(config.trainer, "trainer")
     match config.model:
