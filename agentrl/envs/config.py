@@ -54,5 +54,6 @@ class EnvironmentConfig(ConfigModel):
             try:
                 Requirement(line)
             except InvalidRequirement as error:
-                raise ValueError(f"'{line}' is no requirement of pip ({error}); write it like numpy==2.1") from None
+                reason = str(error).splitlines()[0]
+                raise ValueError(f"'{line}' is no requirement of pip ({reason}); write it like numpy==2.1") from None
         return lines
