@@ -31,8 +31,15 @@ class Plugin:
 
 def list_plugins(group: str) -> list[Plugin]:
     """Everything registered under `group`, by name; a name registered twice is listed twice."""
-    found = [Plugin(e.name, e.value, e.dist.name if e.dist else "?") for e in entry_points(group=group)]
-    return sorted(set(found), key=lambda plugin: (plugin.name, plugin.target))
+    # A distribution reads its metadata anew whenever it is asked for its name.
+    names: dict[int, str] = {}
+    found = set()
+    for entry in entry_points(group=group):
+        key = id(entry.dist)
+        if key not in names:
+            names[key] = entry.dist.name if entry.dist else "?"
+        found.add(Plugin(entry.name, entry.value, names[key]))
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.target))
 
 
 def load_plugin(group: str, name: str) -> object:

@@ -41,8 +41,8 @@ def list_environments() -> None:
     """List what is installed, without importing any of it."""
     from agentrl import registry
 
-    for plugin in registry.list_plugins(registry.ENVIRONMENTS):
-        typer.echo(f"{plugin.name:<20} {plugin.target:<50} {plugin.distribution}")
+    plugins = registry.list_plugins(registry.ENVIRONMENTS)
+    typer.echo("\n".join(f"{plugin.name:<20} {plugin.target:<50} {plugin.distribution}" for plugin in plugins))
 
 
 @environments.command("run")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,18 @@ def test_listing_names_owner_and_target_and_imports_nothing(install):
         Plugin("zeta", "plugin_that_is_not_there:x", "plug"),
     ]
     assert "plugin_that_is_not_there" not in sys.modules
+
+
+def test_ten_thousand_names_are_listed_with_one_look_at_the_metadata_of_their_distribution(install, monkeypatch):
+    install("plug", **{f"name_{number}": f"module_{number}:x" for number in range(10_000)})
+    looks = []
+    read = PathDistribution.read_text
+    monkeypatch.setattr(
+        PathDistribution, "read_text", lambda self, name: looks.append((self, name)) or read(self, name)
+    )
+    assert len(list_plugins(GROUP)) == 10_000
+    paths = [distribution._path for distribution, name in looks if name == "METADATA"]
+    assert len([path for path in paths if path.name == "plug-1.0.dist-info"]) <= 2  # one more to tell doubles apart
 
 
 def test_the_built_in_environment_is_found_like_any_other():
