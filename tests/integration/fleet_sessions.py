@@ -28,7 +28,7 @@ NUM_TOKENS = 160
 NUM_SESSIONS = 6
 FEW_RUNNING = 2
 BUCKET_BYTES = 60_000
-LOAD_S = 60.0
+LOAD_S = 180.0
 
 
 def make_manifest(folder: Path, version: PolicyVersion) -> WeightsManifest:
@@ -40,7 +40,7 @@ def make_manifest(folder: Path, version: PolicyVersion) -> WeightsManifest:
 
 def make_transport(kind: str, folder: Path, num_ranks: int = 1) -> WeightTransport:
     """A transport by its kind, with buckets that are small beside the tiny model."""
-    broadcast = BroadcastTransportConfig(bucket_bytes=BUCKET_BYTES, join_s=30.0, ranks_per_engine=num_ranks)
+    broadcast = BroadcastTransportConfig(bucket_bytes=BUCKET_BYTES, join_s=LOAD_S, ranks_per_engine=num_ranks)
     tensors = TensorTransportConfig(bucket_bytes=BUCKET_BYTES, ranks_per_engine=num_ranks)
     match kind:
         case "broadcast":
