@@ -6,7 +6,7 @@ from collections.abc import Iterator
 LAYERS = (
     {"cli"},
     {"orchestration"},
-    {"rollouts", "trainer", "engine", "checking"},
+    {"rollouts", "trainer", "engine", "checking", "serving"},
     {"buffer", "weights", "rewards", "envs"},
     {"models", "tokens", "algorithms", "sandbox", "inference", "journal"},
     {"config", "telemetry", "registry", "protocols", "process"},

@@ -1,0 +1,43 @@
+"""What a server is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RETRY_AFTER_S = 1.0
+"""When a client that was refused for want of room may ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What sessions may use. `most` is their number on the whole server.
+
+    A call may take `call_s`. A session ends once it was idle for `idle_s`, or is `session_s` old, behind the call that
+    is under way.
+    """
+
+    most: int = 1000
+    call_s: float = 60.0
+    idle_s: float = 600.0
+    session_s: float = 4 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """A whole server. `environments` has the options of each, by name; `workers` is the number of its processes.
+
+    Without a `token` anybody who reaches the port may use it. To stop, a server waits `drain_s` for its sessions.
+
+    Example: ``ServerOptions({"sql": {}}, Path("logs"))``.
+    """
+
+    environments: Mapping[str, Mapping[str, Any]]
+    logs: Path
+    token: str | None = None
+    workers: int = 1
+    limits: SessionLimits = field(default_factory=SessionLimits)
+    drain_s: float = 60.0
+    max_message_bytes: int = 16 * 2**20
