@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.checking.subject import Finding, Subject, Verdict
-from agentrl.envs.process import RemoteEnvironment
+from agentrl.envs.process import ProcessEnvironment
 from agentrl.envs.starting import start_worker
 from agentrl.process.remote import ChildProcess
 from agentrl.types.errors import EpisodeError
@@ -83,7 +83,7 @@ async def check_death(subject: Subject) -> Finding:
     task = subject.tasks[0]
     worker = await start_worker(subject.command, 1)
     try:
-        environment = RemoteEnvironment(worker, _CALL_S)
+        environment = ProcessEnvironment(worker, _CALL_S)
         await environment.create(task, None)
         await environment.start()
         started = descendants(worker.pid)
@@ -110,7 +110,7 @@ async def check_death(subject: Subject) -> Finding:
 
 async def _play_a_bit(worker: ChildProcess, subject: Subject, task: Task) -> None:
     """A short episode by chance in a worker that stays. Raises EpisodeError."""
-    environment = RemoteEnvironment(worker, _CALL_S)
+    environment = ProcessEnvironment(worker, _CALL_S)
     await environment.create(task, None)
     opening = await environment.start()
     player = subject.players["random"](task, task.ordinal)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+import tempfile
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentrl.cli.errors import reported
+from agentrl.cli.extras import needs
 from agentrl.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,6 +104,56 @@ def init(
     for file in made:
         typer.echo(file)
     typer.echo(f"\nnext: cd {folder / name}, and go on as its README.md says")
+
+
+@environments.command("serve")
+@reported
+@needs("serve")
+def serve(
+    names: Annotated[list[str], typer.Argument(help="Registered names, or module:attribute.")],
+    options: Annotated[
+        str,
+        typer.Option("--options", help="The environment's options, as JSON; of several, by name."),
+    ] = "{}",
+    host: Annotated[str, typer.Option(help="Address to listen on; all but loopback needs --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port to listen on; 0 chooses one.")] = 8100,
+    token_file: Annotated[Path | None, typer.Option(help="File with the bearer token that clients need.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that serve the port.")] = 1,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Sessions at once.")] = 1000,
+    call_s: Annotated[float, typer.Option(min=0.001, help="Seconds that a call may take.")] = 60.0,
+    idle_s: Annotated[float, typer.Option(min=0.001, help="Seconds after which an unused session ends.")] = 600.0,
+    session_s: Annotated[float, typer.Option(min=0.001, help="Seconds that a session may live.")] = 14400.0,
+    drain_s: Annotated[float, typer.Option(min=0, help="Seconds that sessions have to end once it is to stop.")] = 60.0,
+    max_message_mb: Annotated[float, typer.Option(min=0.001, help="Largest message.")] = 16.0,
+    logs: Annotated[Path | None, typer.Option(help="Folder for what environments write.")] = None,
+) -> None:
+    """Serve environments to runs on this and other machines, until interrupted.
+
+    A recipe plays them with placement = "remote" and servers = ["http://HOST:PORT"].
+    """
+    from agentrl.process.loop import run_async
+    from agentrl.serving.options import ServerOptions, SessionLimits
+    from agentrl.serving.parent import serve as serve_until_stopped
+
+    values = _parsed(options)
+    with _folder_of(logs) as folder:
+        server = ServerOptions(
+            {names[0]: values} if len(names) == 1 else _by_name(names, values),
+            str(folder),
+            None if token_file is None else _token_in(token_file),
+            workers,
+            SessionLimits(max_sessions, call_s, idle_s, session_s),
+            drain_s,
+            int(max_message_mb * 2**20),
+        )
+        run_async(
+            serve_until_stopped(
+                server,
+                host,
+                port,
+                lambda address: typer.echo(f"serving {', '.join(names)} at {address}; Ctrl-C ends it in order"),
+            )
+        )
 
 
 async def _check(console: Console, name: str, tasks: int, max_turns: int, options: dict[str, Any]) -> list[Finding]:
@@ -221,6 +274,36 @@ def _show_end(console: Console, played: PlayedEpisode) -> None:
         told = "".join(f", {name} {value:g}" for name, value in metrics.items())
         reward = "none" if played.reward is None else f"{played.reward:g}"
         console.print(f"  [green]reward {reward}[/]{told}{ending}")
+
+
+@contextmanager
+def _folder_of(logs: Path | None) -> Iterator[Path]:
+    """The folder for logs, made if it is not there. Raises ConfigError."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-logs-") if logs is None else nullcontext(logs) as folder:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--logs {folder} cannot be made: {error}; give another folder") from error
+        yield Path(folder)
+
+
+def _token_in(file: Path) -> str:
+    try:
+        token = file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file {file} cannot be read: {error}; give a text file with the token") from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"--token-file {file} has no token; write one line of printable ASCII into it")
+    return token
+
+
+def _by_name(names: list[str], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options of each environment. Raises ConfigError for those of one that is not served."""
+    if unknown := sorted(set(values) - set(names)):
+        raise ConfigError(f"--options names {', '.join(unknown)}; with several environments write {{NAME: {{...}}}}")
+    if wrong := [name for name, options in values.items() if not isinstance(options, dict)]:
+        raise ConfigError(f"--options: those of {wrong[0]} are no object; write {{NAME: {{...}}}}")
+    return {name: values.get(name, {}) for name in names}
 
 
 def _parsed(options: str) -> dict[str, Any]:

@@ -19,14 +19,19 @@ class EnvironmentConfig(ConfigModel):
     """Registered name (``agentrl env list``), or ``module:attribute``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options that the environment declares."""
-    placement: Literal["inline", "process", "venv"] = "process"
+    placement: Literal["inline", "process", "venv", "remote"] = "process"
     """Where instances run: in killable processes of their own; in such processes by a virtual environment of their own
-    (``venv``), made of what the environment's package and `requirements` ask for; or ``inline``, in the process that
-    plays the episodes. That process then imports the environment, and a call that blocks holds up all its episodes; a
-    thread of it samples the tasks."""
+    (``venv``), made of what the environment's package and `requirements` ask for; on servers (``remote``); or
+    ``inline``, in the process that plays the episodes. That process then imports the environment, and a call that
+    blocks holds up all its episodes; a thread of it samples the tasks."""
     requirements: tuple[str, ...] = ()
     """With ``venv``, packages beside those that the environment's package declares, as pip takes them:
     ``"numpy==2.1"``, or the path of a package, ``"./my_environment"``."""
+    servers: tuple[str, ...] = ()
+    """URLs of the servers (`agentrl env serve`) of an environment that is placed remote, such as
+    ``http://10.0.0.5:8100``; the options are theirs. A new episode goes to the one with the most room."""
+    token_variable: str | None = None
+    """Environment variable with the servers' bearer token."""
     interpreter: Path | None = None
     """Python that the processes run in, such as ``/opt/browser/bin/python``, for an environment whose packages are not
     to be the run's; the base install of agentrl is enough there. Without it, that of the definition, else the run's."""
@@ -40,6 +45,13 @@ class EnvironmentConfig(ConfigModel):
         if self.placement != "venv" and self.requirements:
             raise ValueError(
                 f'requirements are those of a virtual environment; set placement = "venv" for {self.name!r}'
+            )
+        if (self.placement == "remote") != bool(self.servers):
+            raise ValueError('placement = "remote" and servers belong together: give both, or neither')
+        if self.placement == "remote" and (self.options or self.interpreter is not None):
+            raise ValueError(
+                f"'{self.name}' is placed remote, so options and interpreter are those of its servers; leave them out "
+                "here, and give `agentrl env serve` its --options"
             )
         return self
 

@@ -16,6 +16,8 @@ from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
 from agentrl.envs.process import ProcessHost
+from agentrl.envs.remote import RemoteHost, describe_remote
+from agentrl.envs.servers import ServerPool, server_addresses
 from agentrl.envs.starting import START_S, WorkerCommand, describe_environment
 from agentrl.envs.virtual import make_python, requirements_of
 from agentrl.protocols import EnvironmentHost
@@ -43,10 +45,13 @@ async def build_host(
     these, or `start_s` for the import and as much for the description, and half an hour for the virtual environment.
 
     Raises:
-        ConfigError: the environment or its options are unknown, or its interpreter cannot load it.
+        ConfigError: the environment or its options are unknown, its interpreter cannot load it, or no server of it
+            answers.
     """
     if config.placement == "inline":
         return _build_inline(config, call_s)
+    if config.placement == "remote":
+        return await describe_remote(config.name, server_addresses(config), call_s)
     command = _command(config, logs, label, start_s)
     if config.placement == "venv":
         return await _build_virtual(command, config, call_s, on_phase)
@@ -64,6 +69,8 @@ def build_described_host(
     """A host for an environment whose description is known: no worker is asked for it. Raises ConfigError."""
     if config.placement == "inline":
         return _build_inline(config, call_s)
+    if config.placement == "remote":
+        return RemoteHost(config.name, known, ServerPool(server_addresses(config)), call_s)
     command = _command(config, logs, label, START_S)
     if config.placement == "venv":
         command = replace(command, environment=requirements_of(config.name, config.requirements)[0])
@@ -80,6 +87,20 @@ async def _build_virtual(
     command = replace(command, environment=target, python=python)
     description, worker = await describe_environment(command)
     return ProcessHost(command, replace(description, interpreter=str(python)), call_s, worker)
+
+
+async def build_served_host(
+    config: EnvironmentConfig, call_s: float, logs: Path, label: str = "environment"
+) -> EnvironmentHost:
+    """A host for a server's environment: in the server's own process if its definition says that its calls are short.
+
+    Waits for: its description. Unblocked by: that, or a deadline. Raises ConfigError.
+    """
+    host = await build_host(config, call_s, logs, label)
+    if host.description.placement != "inline" or host.description.interpreter is not None:
+        return host
+    await host.close()
+    return _build_inline(config, call_s)
 
 
 def _command(config: EnvironmentConfig, logs: Path, label: str, start_s: float) -> WorkerCommand:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class RemoteEnvironment:
+class ProcessEnvironment:
     """An environment in a worker process, for one episode.
 
     `is_spoiled` is True after a call that did not return: the worker's state is unknown until it answers another.
@@ -132,17 +132,17 @@ class ProcessHost:
 
     async def _sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
         worker = self._pop_idle() or await self._start_worker()
-        environment = RemoteEnvironment(worker, self._call_s)
+        environment = ProcessEnvironment(worker, self._call_s)
         try:
             return await environment.sample(split, seed, ordinals)
         finally:
             await self._put_back(worker, environment)
 
     @asynccontextmanager
-    async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[RemoteEnvironment]:
+    async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[ProcessEnvironment]:
         """An environment for one episode. Raises EpisodeError if it cannot be made."""
         worker = self._pop_idle() or await self._start_worker()
-        environment = RemoteEnvironment(worker, self._call_s)
+        environment = ProcessEnvironment(worker, self._call_s)
         try:
             await environment.create(task, origin)
             yield environment
@@ -173,7 +173,7 @@ class ProcessHost:
         self._all.add(worker)
         return worker
 
-    async def _put_back(self, worker: ChildProcess, environment: RemoteEnvironment) -> None:
+    async def _put_back(self, worker: ChildProcess, environment: ProcessEnvironment) -> None:
         """Keep a worker that answers its close; kill any other. The episode's outcome stands either way.
 
         Where the episode was cut off in the midst of a call, a live session is closed behind that call's end.

@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl import registry
 from agentrl.engine.options import parse_engine_options
 from agentrl.envs.config import EnvironmentConfig
+from agentrl.envs.servers import server_addresses
 from agentrl.envs.virtual import requirements_of
 from agentrl.inference.config import AttachedEngineConfig, EmbeddedEngineConfig, SGLangEngineConfig
 from agentrl.orchestration.config import PolicyConfig, RunConfig
@@ -96,9 +97,11 @@ def check_scaffold(config: ScaffoldConfig, plays_here: bool = True) -> None:
 def check_environment(config: EnvironmentConfig) -> None:
     """Whether there is such an environment, as far as that shows without an import. Raises ConfigError.
 
-    Another interpreter has plugins of its own; so has a virtual environment that is made of requirements.
+    Another interpreter has plugins of its own; so have servers, and a virtual environment that is made of requirements.
     """
-    if config.interpreter is not None:
+    if config.placement == "remote":
+        server_addresses(config)
+    elif config.interpreter is not None:
         program = config.interpreter
         if not program.is_file() or not os.access(program, os.X_OK):
             raise ConfigError(f"environment.interpreter: no Python at {program}; give the path of one that has agentrl")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 RETRY_AFTER_S = 1.0
@@ -31,11 +30,11 @@ class ServerOptions:
 
     Without a `token` anybody who reaches the port may use it. To stop, a server waits `drain_s` for its sessions.
 
-    Example: ``ServerOptions({"sql": {}}, Path("logs"))``.
+    Example: ``ServerOptions({"sql": {}}, "logs")``.
     """
 
     environments: Mapping[str, Mapping[str, Any]]
-    logs: Path
+    logs: str
     token: str | None = None
     workers: int = 1
     limits: SessionLimits = field(default_factory=SessionLimits)
