@@ -63,6 +63,7 @@ class ServerConnection:
         """How often a connection was made anew, and how many answers came to nobody."""
         self.hello: Hello | None = None
         self._socket: ClientConnection | None = None
+        self._absence: str | None = None  # why the server could not be reached when it was tried last
 
     async def open(self) -> Hello:
         """Make the connection unless it is there.
@@ -95,6 +96,8 @@ class ServerConnection:
                 answer = await self._delivered(call.id, message, deadline_s if patience_s is None else patience_s)
                 is_answered = True
         except TimeoutError:
+            if self._absence is not None:
+                raise lost(self._absence) from None
             text = f"no answer of {self.address.url} within {deadline_s:g} s"
             raise EpisodeError(Boundary.TIMEOUT, f"environment.{method}", text) from None
         finally:
@@ -121,8 +124,10 @@ class ServerConnection:
             except (ServerUnreachableError, ConnectionClosed, OSError) as error:
                 self.drop()
                 self.counts["lost connections"] += 1
-                if isinstance(error, ServerUnreachableError) and loop.time() >= until:
-                    raise lost(f"environment server {self.address.url} cannot be reached: {error}") from error
+                if isinstance(error, ServerUnreachableError):
+                    self._absence = f"environment server {self.address.url} cannot be reached: {error}"
+                    if loop.time() >= until:
+                        raise lost(self._absence) from error
             except ConfigError as error:
                 raise lost(str(error)) from error
             await asyncio.sleep(pause_s)
@@ -153,7 +158,7 @@ class ServerConnection:
             except BaseException:
                 socket.transport.abort()
                 raise
-            self._socket = socket
+            self._socket, self._absence = socket, None
         return self._socket
 
     async def _connect(self) -> ClientConnection:

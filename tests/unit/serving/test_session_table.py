@@ -118,10 +118,10 @@ async def test_a_failure_is_an_answer_like_any_other() -> None:
     table = table_of(host := Host())
     session = await opened(table)
     for _ in range(2):
-        with pytest.raises(EpisodeError, match="ValueError: no such move") as caught:
+        with pytest.raises(EpisodeError, match=r"ValueError: no such move") as caught:
             await table.answer(step(session, "bad", "1"))
         assert kind_of(caught) == "step"
-    with pytest.raises(EpisodeError, match="no such move"):
+    with pytest.raises(EpisodeError, match=r"no such move"):
         await table.answer(Outcome(id="2", session=session, step=0, effect_ids=("call-bad",)))
     assert host.made[0].effects == ["bad"]
 
@@ -149,7 +149,7 @@ async def test_who_held_a_session_before_is_refused_even_if_its_call_was_waiting
     host.made[0].goes_on.set()
     await running
     await attaching
-    with pytest.raises(EpisodeError, match="held under token 2, which is above 1") as caught:
+    with pytest.raises(EpisodeError, match=r"held under token 2, which is above 1") as caught:
         await waiting
     assert kind_of(caught) == "fenced"
     assert host.made[0].effects == ["a"]
@@ -165,7 +165,7 @@ async def test_the_new_holder_learns_what_became_of_the_last_step() -> None:
 
     assert await table.answer(outcome("2", 0, "call-a")) == answer
     assert await table.answer(outcome("3", 1, "call-b")) is None
-    with pytest.raises(EpisodeError, match="not step 0 with calls \\['call-z'\\]"):
+    with pytest.raises(EpisodeError, match=r"not step 0 with calls \['call-z'\]"):
         await table.answer(outcome("4", 0, "call-z"))
 
 
@@ -191,7 +191,7 @@ async def test_an_open_that_comes_again_gives_the_same_session() -> None:
 async def test_a_full_server_refuses_until_an_instance_is_freed() -> None:
     table = table_of(host := Host(), most=1)
     session = await opened(table, "x")
-    with pytest.raises(ServerBusyError, match="1 sessions, the most that it takes") as caught:
+    with pytest.raises(ServerBusyError, match=r"1 sessions, the most that it takes") as caught:
         await opened(table, "y")
     assert caught.value.retry_after_s > 0
     await table.answer(Close(id="c", session=session))
@@ -205,7 +205,7 @@ async def test_a_session_that_is_gone_says_how_it_ended() -> None:
     session = await opened(table)
     for name in ("c", "d"):
         await table.answer(Close(id=name, session=session))
-    with pytest.raises(EpisodeError, match="it was closed") as caught:
+    with pytest.raises(EpisodeError, match=r"it was closed") as caught:
         await table.answer(Start(id="s", session=session))
     assert kind_of(caught) == "lost"
 
@@ -213,10 +213,10 @@ async def test_a_session_that_is_gone_says_how_it_ended() -> None:
 async def test_a_call_that_takes_too_long_ends_its_session() -> None:
     table = table_of(host := Host(waits=True), call_s=0.01)
     session = await opened(table)
-    with pytest.raises(EpisodeError, match="environment.step.*within 0.01 s"):
+    with pytest.raises(EpisodeError, match=r"environment.step.*within 0.01 s"):
         await table.answer(step(session, "a", "1"))
     assert host.made[0].is_closed
-    with pytest.raises(EpisodeError, match="its step was not done within 0.01 s"):
+    with pytest.raises(EpisodeError, match=r"its step was not done within 0.01 s"):
         await table.answer(GiveScore(id="2", session=session))
     assert table.free == table.limits.most
 
