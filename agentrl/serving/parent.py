@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 class EnvironmentServer:
     """The processes of a server, behind one socket."""
 
-    def __init__(self, options: ServerOptions, listener: socket.socket, module: str = WORKER_MODULE) -> None:
-        self._options, self._listener, self._module = options, listener, module
+    def __init__(self, options: ServerOptions, listener: socket.socket) -> None:
+        self._options, self._listener = options, listener
         self._board = Board(options.workers)
         self._controls: dict[int, asyncio.StreamWriter] = {}
         self._stopping = asyncio.Event()
@@ -86,7 +86,7 @@ class EnvironmentServer:
             await asyncio.sleep(_PAUSE_S)
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        return spawn([*CHILD, self._module], descriptors=[self._listener.fileno(), self._board.descriptor])
+        return spawn([*CHILD, WORKER_MODULE], descriptors=[self._listener.fileno(), self._board.descriptor])
 
     async def _attend(
         self,
