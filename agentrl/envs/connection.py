@@ -122,16 +122,21 @@ class ServerConnection:
             try:
                 return await self._answer_to(await self._opened(), call_id, message)
             except (ServerUnreachableError, ConnectionClosed, OSError) as error:
-                self.drop()
-                self.counts["lost connections"] += 1
-                if isinstance(error, ServerUnreachableError):
-                    self._absence = f"environment server {self.address.url} cannot be reached: {error}"
-                    if loop.time() >= until:
-                        raise lost(self._absence) from error
+                self._note_lost(error, is_over=loop.time() >= until)
             except ConfigError as error:
                 raise lost(str(error)) from error
             await asyncio.sleep(pause_s)
             pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+
+    def _note_lost(self, error: Exception, is_over: bool) -> None:
+        """A connection was lost, or could not be made: raises EpisodeError (kind lost) if no other is to be tried."""
+        self.drop()
+        self.counts["lost connections"] += 1
+        if not isinstance(error, ServerUnreachableError):
+            return
+        self._absence = f"environment server {self.address.url} cannot be reached: {error}"
+        if is_over:
+            raise lost(self._absence) from error
 
     async def _answer_to(self, socket: ClientConnection, call_id: str, message: bytes) -> ReceivedAnswer:
         await socket.send(message)

@@ -151,7 +151,8 @@ class RemoteHost:
         try:
             await environment.close()
         except EpisodeError as error:
-            _log.warning("a session could not be closed: %s", error)
+            if error.failure.kind not in ("lost", "fenced"):  # then there is none, or it is another's by now
+                _log.warning("a session could not be closed: %s", error)
         finally:
             self._pool.give_back(connection)
 

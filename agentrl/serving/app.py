@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from zlib import crc32
 
 from fastapi import FastAPI, Path, Request
@@ -47,7 +47,13 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"model": FailureBody, "description": "There is no room; Retry-After says when to ask again."},
     504: {"model": FailureBody, "description": "The environment was too slow; the session has ended."},
 }
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
+PlainCall = wire.Attach | wire.Start | wire.GiveScore | wire.Close
+_PLAIN_CALLS: tuple[tuple[str, type[PlainCall], Any], ...] = (
+    ("attach", wire.Attach, None),
+    ("start", wire.Start, Opening),
+    ("score", wire.GiveScore, Score),
+    ("close", wire.Close, None),
+)
 Handle = Annotated[str, Path(max_length=255)]
 Name = Annotated[str, Path(max_length=255)]
 
@@ -106,9 +112,14 @@ def _add_environment_routes(app: FastAPI, table: SessionTable, calls: Answering)
 
 
 def _add_session_routes(app: FastAPI, table: SessionTable, calls: Answering) -> None:
-    def route(path: str, model: Any) -> Callable[[Endpoint], Endpoint]:
-        return app.post(
-            f"/sessions/{{handle}}/{path}", responses={200: {"model": model}, **_REFUSALS}, tags=["sessions"]
+    def add(path: str, endpoint: Callable[..., Awaitable[Response]], model: Any) -> None:
+        app.add_api_route(
+            f"/sessions/{{handle}}/{path}",
+            endpoint,
+            methods=["POST"],
+            name=path,
+            responses={200: {"model": model}, **_REFUSALS},
+            tags=["sessions"],
         )
 
     @app.post("/sessions", status_code=201, responses={201: {"model": OpenedBody}, **_REFUSALS}, tags=["sessions"])
@@ -124,49 +135,37 @@ def _add_session_routes(app: FastAPI, table: SessionTable, calls: Answering) -> 
         )
         return _json(await calls.answer(call), 201)
 
-    @route("attach", None)
-    async def attach(handle: Handle, body: SessionBody) -> Response:
-        """Take a session over by its handle."""
-        return _json(await calls.answer(wire.Attach(id=body.request_id, session=handle, token=body.token)))
-
-    @route("start", Opening)
-    async def start(handle: Handle, body: SessionBody) -> Response:
-        """The environment's opening."""
-        return _json(await calls.answer(wire.Start(id=body.request_id, session=handle, token=body.token)))
-
-    @route("step", StepResult)
     async def step(handle: Handle, body: StepBody) -> Response:
         """The environment's reaction to an assistant message."""
         call = wire.Step(id=body.request_id, session=handle, token=body.token, action=body.action)
         return _json(await calls.answer(call))
 
-    @route("score", Score)
-    async def score(handle: Handle, body: SessionBody) -> Response:
-        """The environment's verdict."""
-        return _json(await calls.answer(wire.GiveScore(id=body.request_id, session=handle, token=body.token)))
-
-    @route("outcome", StepResult | None)
     async def outcome(handle: Handle, body: OutcomeBody) -> Response:
         """What the session's last step gave; null if it never arrived."""
-        call = wire.Outcome(
-            id=body.request_id,
-            session=handle,
-            token=body.token,
-            step=body.step,
-            effect_ids=tuple(body.effect_ids),
-        )
+        ids = tuple(body.effect_ids)
+        call = wire.Outcome(id=body.request_id, session=handle, token=body.token, step=body.step, effect_ids=ids)
         return _json(await calls.answer(call))
 
-    @route("snapshot", SnapshotBody)
     async def snapshot(handle: Handle, body: SessionBody) -> Response:
         """The environment's whole state."""
         state = await calls.answer(wire.Snapshot(id=body.request_id, session=handle, token=body.token))
         return _json({"snapshot": state})
 
-    @route("close", None)
-    async def close(handle: Handle, body: SessionBody) -> Response:
-        """End a session; one that is gone is no error."""
-        return _json(await calls.answer(wire.Close(id=body.request_id, session=handle, token=body.token)))
+    for path, kind, model in _PLAIN_CALLS:
+        add(path, _plain(calls, kind), model)
+    add("step", step, StepResult)
+    add("outcome", outcome, StepResult | None)
+    add("snapshot", snapshot, SnapshotBody)
+
+
+def _plain(calls: Answering, kind: type[PlainCall]) -> Callable[..., Awaitable[Response]]:
+    """The endpoint of a call that says nothing but for which session it is."""
+
+    async def endpoint(handle: Handle, body: SessionBody) -> Response:
+        return _json(await calls.answer(kind(id=body.request_id, session=handle, token=body.token)))
+
+    endpoint.__doc__ = kind.__doc__
+    return endpoint
 
 
 def _json(value: object, status: int = 200) -> Response:

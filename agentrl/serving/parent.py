@@ -59,11 +59,14 @@ class EnvironmentServer:
             ready = [asyncio.Event() for _ in range(self._options.workers)]
             announcing = asyncio.create_task(_announce(ready, on_ready), name="announce")
             try:
-                async with asyncio.TaskGroup() as group:
-                    for worker, is_ready in enumerate(ready):
-                        group.create_task(self._keep(worker, folder, is_ready))
+                await self._keep_all(folder, ready)
             finally:
                 announcing.cancel()
+
+    async def _keep_all(self, folder: str, ready: list[asyncio.Event]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for worker, is_ready in enumerate(ready):
+                group.create_task(self._keep(worker, folder, is_ready))
 
     async def _keep(self, worker: int, folder: str, is_ready: asyncio.Event) -> None:
         """Start a process, and another one when it dies."""

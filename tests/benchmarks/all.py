@@ -22,6 +22,7 @@ BENCHMARKS = (
     "long_episode",
     "kill_storm",
     "worker_storm",
+    "server_storm",
     "power_loss",
     "control",
     "two_policies",

@@ -28,6 +28,7 @@ from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest
 from agentrl.types.message import Message, Role, ToolCall
+from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion, VersionSpan
 from tests.storms.task_sampling import task_sampler
 
@@ -70,10 +71,10 @@ class PlayedPool:
     hosts: dict[str, EnvironmentHost]
     config: RunConfig
 
-    def ticket(self, number: int, attempt: int = 0) -> Ticket:
-        """An episode of its own task."""
+    def ticket(self, number: int, attempt: int = 0, task: Task | None = None) -> Ticket:
+        """An episode of its own task, which is sampled here unless it is given."""
         [(environment, section)] = self.config.environments.items()
-        task = task_sampler(section, self.config.seed)(number)
+        task = task or task_sampler(section, self.config.seed)(number)
         return Ticket(f"train-{number:06d}-0", task, number, 0, attempt, number, {"main": FIRST}, environment)
 
     def processes(self) -> list[int]:
