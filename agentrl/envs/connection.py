@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus, InvalidURI
 
 from agentrl import codec
 from agentrl.envs.wire import (
@@ -182,10 +182,10 @@ class ServerConnection:
             return await connect(websocket_url(url), **settings)
         except InvalidStatus as error:
             raise _refusal(url, error.response.status_code) from error
+        except (OSError, TimeoutError, ConnectionClosed, InvalidMessage) as error:  # it may end in the midst of a word
+            raise ServerUnreachableError(f"{type(error).__name__} {error}".rstrip()) from error
         except (InvalidHandshake, InvalidURI) as error:
             raise ConfigError(f"{url} is no environment server ({error}); {_START_ONE}") from error
-        except (OSError, TimeoutError) as error:
-            raise ServerUnreachableError(f"{type(error).__name__} {error}".rstrip()) from error
 
     def _check_size(self, message: bytes, method: str) -> None:
         if self.hello is not None and len(message) > self.hello.max_message_bytes:

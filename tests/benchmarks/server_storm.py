@@ -1,7 +1,7 @@
 """Episodes on an environment server whose clients, processes and connections are ended at any moment, 200 times.
 
 Figures: `kills` and of what, `effects_twice`, `lost` (episodes without a result, ended ones played again, turns that
-are no more), `episodes` and those of them that `failed` of infrastructure, `other` failures, and what the server counted.
+are no more), `episodes` and those of them that `failed` of infrastructure, `other` failures, what the server counted.
 `found_without_protection`: without request ids, and without fencing tokens, a call acts twice; `kills_until_found`.
 """
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.server import serve
+from websockets.exceptions import ConnectionClosedError
 
 from agentrl import codec
 from agentrl.envs import connection as connecting
@@ -241,6 +242,28 @@ async def test_a_session_waits_for_room_on_full_servers_and_no_longer_than_its_d
         server.answers[Open] = ServerBusyError("full", 0.01)
         with pytest.raises(EpisodeError, match=r"environment\(busy\): full"):
             await RemoteHost("counting", KNOWN, pool, 0.01).open(TASK).__aenter__()
+        await host.close()
+
+
+@pytest.mark.parametrize("fails", ["handshake", "connect"])
+async def test_a_connection_that_ends_while_it_is_made_is_no_more_than_a_server_that_is_away(fails: str) -> None:
+    other = PlainServer({Open: Opened("0-other", 7)})
+    ending = await asyncio.start_server(lambda reader, writer: writer.transport.abort(), "127.0.0.1", 0)
+    one = f"http://127.0.0.1:{ending.sockets[0].getsockname()[1]}"
+    real = connecting.connect
+
+    def connect(url: str, **settings):
+        if fails == "connect" and url.startswith(one.replace("http", "ws")):
+            raise ConnectionClosedError(None, None)
+        return real(url, **settings)
+
+    async with listening(other.serve) as two, ending:
+        pool = ServerPool([Address(one), Address(two)])
+        pool._servers[one].free = 9
+        host = RemoteHost("counting", KNOWN, pool, CALL_S)
+        with patch.object(connecting, "connect", connect):
+            async with host.open(TASK) as environment:
+                assert await environment.handle() == f"{two}/sessions/0-other"
         await host.close()
 
 
