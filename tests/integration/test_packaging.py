@@ -55,6 +55,7 @@ TRAINING = {
     "runs check": ["run"],
     "model check": ["model"],
 }
+SERVING = {"env serve": ["sql"]}
 READING = {
     *("doctor", "env list", "env run", "env check", "env init", "scaffold list", "scaffold init"),
     *("runs list", "runs ledger", "runs goodput", "runs bias"),
@@ -188,6 +189,15 @@ def test_a_command_that_needs_the_extra_says_how_to_install_it(base: Path, tmp_p
     assert "torch" in line
 
 
+@pytest.mark.parametrize("command", sorted(SERVING))
+def test_a_command_that_needs_the_server_says_how_to_install_it(base: Path, tmp_path: Path, command: str) -> None:
+    refused = agentrl(base, tmp_path, *command.split(), *SERVING[command])
+    assert (refused.returncode, refused.stdout) == (1, "")
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("error: this command needs the extra 'serve': pip install 'agentrl[serve]' (not installed: ")
+    assert "fastapi" in line
+
+
 def test_the_doctor_of_the_base_install_says_what_training_needs(base: Path, tmp_path: Path) -> None:
     report = agentrl(base, tmp_path, "doctor")
     assert (report.returncode, report.stderr) == (1, "")
@@ -197,4 +207,4 @@ def test_the_doctor_of_the_base_install_says_what_training_needs(base: Path, tmp
 
 
 def test_every_command_is_known_to_need_the_extra_or_not() -> None:
-    assert set(commands(typer.main.get_command(app))) == READING | set(TRAINING)
+    assert set(commands(typer.main.get_command(app))) == READING | set(TRAINING) | set(SERVING)

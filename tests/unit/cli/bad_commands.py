@@ -20,6 +20,7 @@ _FLAGS = {
     "runs bias run": "--last",
     "model check model": "--render",
     "env list": "--long",
+    "env serve sql": "--prt",
 }
 _MISSING = {
     "train": "recipe",
@@ -35,6 +36,7 @@ _MISSING = {
     "runs goodput": "run",
     "runs bias": "run",
     "model check": "folder",
+    "env serve": "names",
 }
 _TOO_MANY = ("resume run more", "show run episode more", "replay run 1 more", "doctor more", "env list more",
              "model check model more", "engine model more --port 1", "runs ledger run more")  # fmt: skip
@@ -50,6 +52,9 @@ _VALUES = {
     "runs ledger run --last -1": "'--last'",
     "runs ledger run --last x": "'--last'",
     "engine model --port x": "'--port'",
+    "env serve sql --workers 0": "'--workers'",
+    "env serve sql --max-sessions none": "'--max-sessions'",
+    "env serve sql --idle-s 0": "'--idle-s'",
     "engine model --port 1 --threads x": "'--threads'",
     "engine model --port 1 --hung-step-s soon": "'--hung-step-s'",
 }
