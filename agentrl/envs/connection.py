@@ -57,10 +57,10 @@ class Address:
 class ServerConnection:
     """Calls an environment server. `hello` is what it said when the connection was made last."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, counts: Counter[str] | None = None) -> None:
+        """Into `counts` goes how often a connection was lost, and how many answers came to nobody."""
         self.address = address
-        self.counts: Counter[str] = Counter()
-        """How often a connection was made anew, and how many answers came to nobody."""
+        self.counts = Counter[str]() if counts is None else counts
         self.hello: Hello | None = None
         self._socket: ClientConnection | None = None
         self._absence: str | None = None  # why the server could not be reached when it was tried last

@@ -54,7 +54,8 @@ class _Server:
 class ServerPool:
     """Servers of one environment and the connections to them; a connection serves one session at a time.
 
-    `counts` has how often a session was refused by a server, and how often one was waited for.
+    `counts` has how often a session was refused by a server, how often one was waited for, and how many connections
+    were lost and made anew; what there is to count is logged at the end.
     """
 
     def __init__(self, addresses: list[Address]) -> None:
@@ -68,7 +69,7 @@ class ServerPool:
             known = ", ".join(self._servers)
             message = f"a session lives at {url}, which is not among environment.servers: {known}"
             raise EpisodeError(Boundary.ENVIRONMENT, "lost", message)
-        return server.idle.pop() if server.idle else ServerConnection(server.address)
+        return server.idle.pop() if server.idle else ServerConnection(server.address, self.counts)
 
     def give_back(self, connection: ServerConnection) -> None:
         """Keep a connection for the next session."""
@@ -134,7 +135,11 @@ class ServerPool:
         return await self._on_any(attempt, deadline_s)
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the connections that are not in use; safe to call twice."""
+        if self.counts:
+            told = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
+            _log.warning("environment servers %s: %s", ", ".join(self._servers), told)
+            self.counts.clear()
         for server in self._servers.values():
             for connection in server.idle:
                 connection.drop()

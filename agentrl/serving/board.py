@@ -73,5 +73,5 @@ class Board:
         """A process is dead, and its sessions with it; another is to take its place."""
         row = worker * len(Number)
         self._table[row + Number.LOST] += self._table[row + Number.SESSIONS]
-        self._table[row + Number.SESSIONS] = 0
+        self._table[row + Number.SESSIONS] = self._table[row + Number.SEEN_NS] = 0
         self._table[row + Number.RESTARTS] += 1

@@ -25,7 +25,7 @@ WORKER_MODULE = "agentrl.serving.worker"
 _START_S = 180.0
 _EXIT_S = 30.0
 _STARTS_AT_MOST = 3
-_PAUSE_S = 0.2
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -82,11 +82,12 @@ class EnvironmentServer:
             if self._stopping.is_set():
                 return
             failures = 0 if was_up else failures + 1
-            if failures == _STARTS_AT_MOST:
+            if failures == _STARTS_AT_MOST and not is_ready.is_set():
                 raise AgentRLError(f"process {worker} of the server ended {failures} times while it started; see above")
             self._board.bury(worker)
             _log.warning("process %d of the server ended (%s) and is replaced", worker, how_it_ended(process))
-            await asyncio.sleep(_PAUSE_S)
+            # The others go on, and /health tells of it, for as long as none comes up.
+            await asyncio.sleep(min(_FIRST_PAUSE_S * 2**failures, _LONGEST_PAUSE_S))
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         return spawn([*CHILD, WORKER_MODULE], descriptors=[self._listener.fileno(), self._board.descriptor])
@@ -99,7 +100,7 @@ class EnvironmentServer:
         control: socket.socket,
         is_ready: asyncio.Event,
     ) -> bool:
-        """Stay with a process until it ends; returns whether it ever took calls. Raises ConfigError if it says so."""
+        """Stay with a process until it ends; returns whether it took calls. Raises ConfigError if the first cannot."""
         reader, writer = await asyncio.open_connection(sock=control)
         spec = WorkerSpec(self._options, worker, self._listener.fileno(), self._board.descriptor, folder)
         try:
@@ -108,7 +109,11 @@ class EnvironmentServer:
                 line = await reader.readline()
             if not line:
                 return False
-            if (error := codec.from_json(line, WorkerReady).error) is not None:
+            error = codec.from_json(line, WorkerReady).error
+            if error is not None and is_ready.is_set():
+                _log.warning("process %d of the server cannot be replaced: %s", worker, error)
+                return False
+            if error is not None:
                 raise ConfigError(error)
             self._controls[worker] = writer
             is_ready.set()

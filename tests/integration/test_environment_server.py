@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -69,6 +70,16 @@ def request(server: RunningServer, path: str, body: object = None, token: str = 
             return answer.status, answer.read(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read(), error.headers
+
+
+def kill_all(server: RunningServer) -> None:
+    """Kill all processes of a server once there are two."""
+    until = time.monotonic() + PATIENCE_S
+    while len(found := server.workers()) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
 
 
 def calls(*names: str) -> Message:
@@ -170,6 +181,8 @@ async def test_a_process_that_dies_is_replaced_and_its_sessions_are_lost(server,
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(EpisodeError, match=r"environment\(lost\)"):
             await environment.step(calls("x"))
+    for _ in range(3):  # nor is it given up when those that are to take their place die, too
+        await asyncio.to_thread(kill_all, server)
     async with host.open(task) as environment:
         assert (await environment.step(calls("x"))).messages[0].tool_call_id == "x"
     assert not set(before) & set(server.workers())

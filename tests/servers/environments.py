@@ -34,7 +34,7 @@ class RunningServer:
     log: Path
 
     def workers(self) -> list[int]:
-        """The processes that have its sessions."""
+        """The processes that have its sessions, or are to; not those that have ended."""
         return [pid for pid in _children(self.process.pid) if b"agentrl.process.child" in _command(pid)]
 
     def stop(self) -> int:

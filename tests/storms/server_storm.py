@@ -85,7 +85,7 @@ async def storm(folder: Path, model: Path, num_kills: int, seed: int, without: s
                     "token_variable": _TOKEN_VARIABLE,
                     "options": {},
                 },
-                rollout={"workers": NUM_WORKERS, "max_attempts": 1000},
+                rollout={"workers": NUM_WORKERS, "max_attempts": 1000, "limits": {"tool_s": _DEADLINE_S}},
             )
             verdict = KillVerdict(run.path, folder / "count.txt")
             async with playing(run, _DIALOGUE, delay_s=0.05) as pool:
@@ -166,6 +166,11 @@ class _Storm:
             flows.set()
 
     async def _kill_server(self) -> None:
+        """End a process of the server while the other one serves."""
+        until = time.monotonic() + _DEADLINE_S
+        while (await asyncio.to_thread(self._get, "/health")).json()["problems"]:
+            assert time.monotonic() < until, "the server's processes are not replaced"
+            await asyncio.sleep(0.02)
         _kill(self._rng.choice(await _some(self._server.workers)))
 
     async def _break_connection(self) -> None:
@@ -178,8 +183,12 @@ class _Storm:
     def _faults(self) -> int:
         return self._verdict.turns_lost + self._verdict.effects_twice + self._verdict.regenerated
 
+    def _get(self, path: str) -> httpx.Response:
+        headers, deadline_s = {"authorization": f"Bearer {TOKEN}"}, _DEADLINE_S
+        return httpx.get(f"{self._server.url}{path}", headers=headers, trust_env=False, timeout=deadline_s)
+
     def _counted(self) -> dict[str, float]:
-        page = httpx.get(f"{self._server.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False)
+        page = self._get("/metrics")
         rows = dict(line.rsplit(" ", 1) for line in page.text.splitlines() if not line.startswith("#"))
         names = ("repeated", "fenced", "lost", "restarts", "relayed")
         return {name: float(rows[f"agentrl_env_{name}_total"]) for name in names}

@@ -216,7 +216,7 @@ class PlainServer:
             await socket.send(codec.encode(said))
 
 
-async def test_new_sessions_go_to_the_server_with_room_and_away_from_one_that_is_full_or_gone() -> None:
+async def test_new_sessions_go_to_the_server_with_room_and_away_from_one_that_is_full_or_gone(caplog) -> None:
     full = PlainServer({Describe: KNOWN, Open: ServerBusyError("full", 0.01)}, free=90)
     other = PlainServer({Describe: KNOWN, Open: Opened("0-other", 7)}, free=8)
     async with listening(full.serve) as full_url, listening(other.serve) as other_url:
@@ -228,6 +228,7 @@ async def test_new_sessions_go_to_the_server_with_room_and_away_from_one_that_is
         assert [type(call).__name__ for call in other.calls] == ["Describe", "Open", "Close"]
         assert host._pool.counts["refused"] == 1
         await host.close()
+    assert f"environment servers {gone}, {full_url}, {other_url}: 1 refused" in caplog.text
 
 
 async def test_a_session_waits_for_room_on_full_servers_and_no_longer_than_its_deadline() -> None:
