@@ -243,6 +243,18 @@ async def test_a_server_that_is_to_stop_takes_no_sessions_and_waits_for_those_th
         await host.close()
 
 
+def test_a_session_that_nobody_uses_ends_by_itself(tmp_path) -> None:
+    with environment_server(tmp_path, FAULTY, "--idle-s", "0.5") as running:
+        body = {"environment": FAULTY, "task": Task("faulty", Split.TRAIN, 0)}
+        handle = codec.from_json(request(running, "/sessions", body)[1], dict)["session"]
+        until = time.monotonic() + PATIENCE_S
+        while b"agentrl_env_reaped_total 1.0" not in request(running, "/metrics")[1]:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        status, answer, _ = request(running, f"/sessions/{handle}/start", {})
+    assert (status, b"nobody used it for 0.5 s" in answer) == (404, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
