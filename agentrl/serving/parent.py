@@ -119,7 +119,7 @@ class EnvironmentServer:
             is_ready.set()
             if self._stopping.is_set():
                 writer.write(STOP)
-            await reader.read()  # it says no more: this is its end
+            await self._end_of(reader)
             with suppress(subprocess.TimeoutExpired):
                 await run_in_thread(f"end-{worker}", lambda: process.wait(_EXIT_S))
             return True
@@ -127,6 +127,16 @@ class EnvironmentServer:
             return False
         finally:
             writer.close()
+
+    async def _end_of(self, reader: asyncio.StreamReader) -> None:
+        """Waits for: the end of a process. Unblocked by: it, or, once it is to stop, the end of its time for that."""
+        reading = asyncio.create_task(reader.read(), name="attend")
+        stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
+        await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        limit_s = self._options.drain_s + self._options.limits.call_s + _EXIT_S
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reading, limit_s)
 
 
 async def serve(options: ServerOptions, host: str, port: int, on_ready: Callable[[str], None]) -> None:

@@ -15,9 +15,10 @@ from websockets.exceptions import ConnectionClosedError
 
 from agentrl import codec
 from agentrl.envs import connection as connecting
+from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.connection import Address, ServerConnection
 from agentrl.envs.remote import RemoteEnvironment, RemoteHost, describe_remote
-from agentrl.envs.servers import ServerPool
+from agentrl.envs.servers import ServerPool, server_addresses
 from agentrl.envs.wire import PROTOCOL, VERSION, Answer, Attach, Call, Describe, Open, Opened, ServerBusyError
 from agentrl.types.environment import EnvironmentDescription, Opening, Origin, Score, StepResult
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError, Failure
@@ -320,3 +321,25 @@ async def test_a_handle_is_attached_under_the_token_and_left_alive_when_it_is_de
         await host.close()
     [call] = server.calls
     assert (type(call), call.session, call.token) == (Attach, "3-abc", 7)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"placement": "remote"}, "servers belong together"),
+        ({"servers": ("http://10.0.0.5:8100",)}, "servers belong together"),
+        (
+            {"placement": "remote", "servers": ("http://a:1",), "options": {"rows": 3}},
+            "give `agentrl env serve` its --opt",
+        ),
+    ],
+)
+def test_a_recipe_that_says_two_things_is_refused(section, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EnvironmentConfig(name="sql", **section)
+
+
+@pytest.mark.parametrize("url", ["10.0.0.5:8100", "ftp://10.0.0.5", "http://", "http:/10.0.0.5"])
+def test_a_server_that_is_no_url_is_named(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no URL; write http://HOST:PORT"):
+        server_addresses(EnvironmentConfig(name="sql", placement="remote", servers=(url,)))
