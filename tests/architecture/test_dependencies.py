@@ -28,7 +28,7 @@ HOMES = {
     "fastapi": ("agentrl.serving",),
     "starlette": ("agentrl.serving",),
     "prometheus_client": ("agentrl.serving",),
-    "websockets": ("agentrl.envs.connection",),
+    "websockets": ("agentrl.envs.connection", "agentrl.envs.openenv_socket"),
     "aiohttp": ("agentrl.inference.transport",),
     "httptools": ("agentrl.inference",),
     "renderers": ("agentrl.tokens",),
