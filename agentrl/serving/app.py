@@ -30,6 +30,8 @@ from agentrl.serving.bodies import (
 from agentrl.serving.guard import Guard
 from agentrl.serving.health import metrics_text, report_health
 from agentrl.serving.native import Answering, NativeEndpoint
+from agentrl.serving.openenv_routes import invalid_action, openenv_router
+from agentrl.serving.openenv_session import ActionInvalidError
 from agentrl.serving.options import ServerOptions
 from agentrl.serving.table import SessionTable
 from agentrl.types.environment import EnvironmentDescription, Opening, Score, StepResult
@@ -39,6 +41,7 @@ from agentrl.types.task import Task
 _STATUS = {"unknown": 404, "lost": 404, "fenced": 409, "repeated": 409, "outcome": 409, "protocol": 422, "busy": 503}
 _ENVIRONMENT_FAILED, _TIMED_OUT = 424, 504
 _REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"model": DetailBody, "description": "The body is not JSON."},
     401: {"model": DetailBody, "description": "The bearer token is missing or wrong."},
     404: {"model": FailureBody, "description": "There is no such environment, or the session is gone."},
     409: {"model": FailureBody, "description": "Another holds the session, or the call is not its last."},
@@ -72,6 +75,12 @@ def build_app(table: SessionTable, calls: Answering, options: ServerOptions) -> 
     _add_state_routes(app, table)
     _add_environment_routes(app, table, calls)
     _add_session_routes(app, table, calls)
+    app.add_exception_handler(ActionInvalidError, invalid_action)
+    for place, name in enumerate(table.hosts):
+        router = openenv_router(table, name)
+        app.include_router(router, prefix=f"/openenv/{name}")
+        if place == 0:  # OpenEnv's servers have one environment, without a prefix
+            app.include_router(router)
     return app
 
 

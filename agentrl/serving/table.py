@@ -85,6 +85,10 @@ class SessionTable:
             raise lost(f"the server has no session {handle}: {why}")
         return session
 
+    def has(self, handle: str) -> bool:
+        """Whether a session lives."""
+        return handle in self._sessions
+
     async def reap(self) -> None:
         """End the sessions that are too old, or that nobody has used for too long."""
         now = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,15 @@ def openenv_python(version: str) -> Path:
     python = ROOT / f".venv-openenv-{version}/bin/python"
     assert python.exists(), f"{python} is not there; run `make test-adapters`, which installs it"
     return python
+
+
+@contextmanager
+def echo_server(*arguments: str, folder: Path) -> Iterator[str]:
+    """Run agentrl's server of `tests/servers/echo.py` by its command; gives its URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "agentrl.cli.main", "env", "serve", "tests.servers.echo:echo", "--port", str(port)]
+    with running_server([*command, *arguments], port, folder / "log", START_S) as url:
+        yield url
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

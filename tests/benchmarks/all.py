@@ -27,7 +27,14 @@ BENCHMARKS = (
     "control",
     "two_policies",
 )
-ON_REQUEST = ("abort_storm_sglang", "fault_recovery_sglang", "publish_gap", "learning_vs_trl", "trainer_vs_trl")
+ON_REQUEST = (
+    "abort_storm_sglang",
+    "fault_recovery_sglang",
+    "publish_gap",
+    "learning_vs_trl",
+    "trainer_vs_trl",
+    "server_vs_openenv",
+)
 
 
 def main() -> None:
