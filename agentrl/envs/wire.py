@@ -107,8 +107,16 @@ class Close(SessionRequest, frozen=True, kw_only=True, tag="close"):
     """End the session; one that is gone is no error."""
 
 
+class OpenEnv(SessionRequest, frozen=True, kw_only=True, tag="openenv"):
+    """What a client of OpenEnv wants of a session that it made by OpenEnv's protocol; `data` is JSON."""
+
+    environment: str
+    operation: str
+    data: bytes = b"{}"
+
+
 SessionCall = Attach | Start | Step | GiveScore | Outcome | Snapshot | Close
-Call = Describe | Sample | Open | SessionCall
+Call = Describe | Sample | Open | OpenEnv | SessionCall
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -129,6 +137,7 @@ RESULTS: dict[type[Request], Any] = {
     Outcome: StepResult | None,
     Snapshot: bytes,
     Close: None,
+    OpenEnv: dict[str, Any],
 }
 """What each call gives."""
 

@@ -5,8 +5,9 @@ one process, opens them, and ends those that nobody uses. `native.py` answers ca
 both hand them to `routing.py`, which finds the process that has a session. `worker.py` is such a process, `parent.py`
 starts them behind one socket, and another one where one died. They count in memory that they share (`board.py`).
 
-OpenEnv's protocol is there, too: `openenv_session.py` is its session, which can be reset, over ours; `openenv_socket.py`
-and `openenv_routes.py` bring it to clients, by WebSocket and HTTP, and `openenv_rpc.py` its part of MCP.
+OpenEnv's protocol is there, too: `openenv_session.py` is its session, which can be reset, over ours, and
+`openenv_named.py` finds one by its id. `openenv_socket.py` and `openenv_routes.py` bring them to clients by WebSocket
+and HTTP, `openenv_rpc.py` its part of MCP.
 
 The records that cross the wire are in `agentrl/envs/wire.py`, beside their client.
 """

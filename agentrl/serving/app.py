@@ -30,8 +30,8 @@ from agentrl.serving.bodies import (
 from agentrl.serving.guard import Guard
 from agentrl.serving.health import metrics_text, report_health
 from agentrl.serving.native import Answering, NativeEndpoint
-from agentrl.serving.openenv_routes import invalid_action, openenv_router
-from agentrl.serving.openenv_session import ActionInvalidError
+from agentrl.serving.openenv_routes import openenv_router
+from agentrl.serving.openenv_session import INVALID
 from agentrl.serving.options import ServerOptions
 from agentrl.serving.table import SessionTable
 from agentrl.types.environment import EnvironmentDescription, Opening, Score, StepResult
@@ -75,9 +75,8 @@ def build_app(table: SessionTable, calls: Answering, options: ServerOptions) -> 
     _add_state_routes(app, table)
     _add_environment_routes(app, table, calls)
     _add_session_routes(app, table, calls)
-    app.add_exception_handler(ActionInvalidError, invalid_action)
     for place, name in enumerate(table.hosts):
-        router = openenv_router(table, name)
+        router = openenv_router(table, calls, name)
         app.include_router(router, prefix=f"/openenv/{name}")
         if place == 0:  # OpenEnv's servers have one environment, without a prefix
             app.include_router(router)
@@ -186,6 +185,9 @@ async def _failed(request: Request, error: Exception) -> Response:
     """A failure as a response."""
     assert isinstance(error, EpisodeError)
     failure = error.failure
+    if failure.kind == INVALID:
+        problem = {"type": "value_error", "loc": ["action"], "msg": failure.message}
+        return Response(json.dumps({"detail": [problem]}), 422, media_type="application/json")
     default = _TIMED_OUT if failure.boundary is Boundary.TIMEOUT else _ENVIRONMENT_FAILED
     headers = {"retry-after": f"{error.retry_after_s:.0f}"} if isinstance(error, wire.ServerBusyError) else {}
     body = json.dumps(

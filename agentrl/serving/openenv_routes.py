@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Body, HTTPException, Path, Query, Request
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.routing import WebSocketRoute
 
 import agentrl
-from agentrl.serving.openenv_rpc import OpenEnvSessions, answer_rpc
-from agentrl.serving.openenv_session import ACTION_SCHEMA, SPLITS, ActionInvalidError, Data, OpenEnvSession
+from agentrl.serving.native import Answering
+from agentrl.serving.openenv_named import OpenEnvSessions
+from agentrl.serving.openenv_rpc import answer_rpc
+from agentrl.serving.openenv_session import ACTION_SCHEMA, SPLITS, Data, invalid
 from agentrl.serving.openenv_socket import RpcEndpoint, StepEndpoint
 from agentrl.serving.table import SessionTable
 
@@ -105,9 +106,9 @@ class TaskRangeBody(SplitBody):
     stop: _Index | None = None
 
 
-def openenv_router(table: SessionTable, environment: str) -> APIRouter:
+def openenv_router(table: SessionTable, calls: Answering, environment: str) -> APIRouter:
     """OpenEnv's protocol for one environment of the server."""
-    sessions = OpenEnvSessions(table, environment)
+    sessions = OpenEnvSessions(table, calls, environment)
     router = APIRouter(responses=_REFUSALS)
     router.routes.append(WebSocketRoute("/ws", StepEndpoint(sessions)))
     router.routes.append(WebSocketRoute("/mcp", RpcEndpoint(sessions)))
@@ -115,11 +116,6 @@ def openenv_router(table: SessionTable, environment: str) -> APIRouter:
     _add_control(router, sessions)
     _add_tasks(router, table, environment)
     return router
-
-
-async def invalid_action(request: Request, error: Exception) -> Response:
-    """What is wrong with an action, as a response."""
-    return JSONResponse({"detail": [{"type": "value_error", "loc": ["action"], "msg": str(error)}]}, 422)
 
 
 def _add_description(router: APIRouter, environment: str) -> None:
@@ -149,10 +145,10 @@ def _add_control(router: APIRouter, sessions: OpenEnvSessions) -> None:
         """Begin a task."""
         arguments = _raw({name: value for name, value in body.model_dump().items() if value is not None})
         if body.session_id is not None:
-            return await _found(sessions, body.session_id).reset(arguments)
+            return await sessions.named(body.session_id).act("reset", arguments)
         fresh = sessions.new()
         try:
-            return await fresh.reset(arguments)
+            return await fresh.act("reset", arguments)
         finally:
             await fresh.close()
 
@@ -161,18 +157,18 @@ def _add_control(router: APIRouter, sessions: OpenEnvSessions) -> None:
         """Carry out an action."""
         action = _raw(body.action)
         if body.session_id is not None:
-            return await _found(sessions, body.session_id).step(action)
+            return await sessions.named(body.session_id).act("step", action)
         fresh = sessions.new()
         try:
-            await fresh.reset(b"{}")
-            return await fresh.step(action)
+            await fresh.act("reset")
+            return await fresh.act("step", action)
         finally:
             await fresh.close()
 
     @router.get("/state", response_model=StateBody, tags=["OpenEnv"])
     async def state(session_id: SessionId = None) -> Data:
         """The state of a session; without one, that of an environment that nothing has happened in."""
-        return {} if session_id is None else _found(sessions, session_id).state()
+        return {} if session_id is None else await sessions.named(session_id).act("state")
 
     @router.post("/mcp", tags=["OpenEnv"])
     async def mcp(request: Request) -> dict[str, Any]:
@@ -236,16 +232,9 @@ def _add_tasks(router: APIRouter, table: SessionTable, environment: str) -> None
         return {"tasks": listed(body.split, places)}
 
 
-def _found(sessions: OpenEnvSessions, name: str) -> OpenEnvSession:
-    try:
-        return sessions.find(name)
-    except LookupError as error:
-        raise HTTPException(404, str(error.args[0])) from error
-
-
 def _raw(value: Data) -> bytes:
     """A value as JSON; texts and numbers that JSON readers do not take are an invalid action."""
     try:
         return msgspec.json.encode(value)
     except (UnicodeError, OverflowError, RecursionError) as error:
-        raise ActionInvalidError(f"it cannot be read: {error}") from error
+        raise invalid(f"it cannot be read: {error}") from error

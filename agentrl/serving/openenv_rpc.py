@@ -1,16 +1,15 @@
-"""OpenEnv's part of MCP: tools by JSON-RPC, over HTTP or a WebSocket, and sessions that HTTP can come back to."""
+"""OpenEnv's part of MCP: tools by JSON-RPC, over HTTP or a WebSocket, and the making of sessions that have an id."""
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import msgspec
 
 from agentrl.envs.wire import ServerBusyError
-from agentrl.serving.board import Number
-from agentrl.serving.openenv_session import ActionInvalidError, Data, OpenEnvSession
-from agentrl.serving.table import SessionTable
+from agentrl.serving.openenv_named import Acting, OpenEnvSessions
+from agentrl.serving.openenv_session import INVALID, Data
 from agentrl.types.errors import EpisodeError
 
 _PARSE_ERROR, _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _INTERNAL, _SERVER = (
@@ -26,6 +25,7 @@ class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str | int | None = None
 
 
+Act = Callable[[Acting, Data], Awaitable[Data]]
 _read_request = msgspec.json.Decoder(_Request)
 
 
@@ -37,67 +37,7 @@ class _RpcError(Exception):
         self.error = {"code": code, "message": message, "data": data}
 
 
-class OpenEnvSessions:
-    """Sessions of one environment that clients name by id; each lives as long as the table has it."""
-
-    def __init__(self, table: SessionTable, environment: str) -> None:
-        self.table, self.environment = table, environment
-        self._sessions: dict[str, OpenEnvSession] = {}
-        self._attached: set[str] = set()
-
-    def new(self) -> OpenEnvSession:
-        """A session that nobody can name."""
-        return OpenEnvSession(self.table, self.environment)
-
-    async def create(self) -> str:
-        """The id of a new session. Raises EpisodeError."""
-        self._sessions = {name: session for name, session in self._sessions.items() if session.lives}
-        session = self.new()
-        await session.begin()
-        name = f"{self.table.board.worker}-{secrets.token_urlsafe(16)}"
-        self._sessions[name] = session
-        return name
-
-    def find(self, name: object) -> OpenEnvSession:
-        """The session of that id. Raises LookupError."""
-        session = self._sessions.get(name) if isinstance(name, str) else None
-        if session is None:
-            raise LookupError(f"Unknown session_id: {name}")
-        return session
-
-    def attach(self, name: str) -> OpenEnvSession:
-        """The session for a connection that has it alone. Raises LookupError."""
-        session = self.find(name)
-        if name in self._attached:
-            raise LookupError(f"Session {name} already has an attached WebSocket")
-        self._attached.add(name)
-        return session
-
-    async def detach(self, name: str) -> None:
-        """Let another connection have it; one that was closed meanwhile ends."""
-        self._attached.discard(name)
-        if name not in self._sessions:
-            return
-        if self._sessions[name].is_closing:
-            await self._sessions.pop(name).close()
-
-    async def close(self, name: str) -> bool:
-        """End a session; one that a connection has ends with that, which gives False. Raises LookupError."""
-        session = self.find(name)
-        if name in self._attached:
-            session.is_closing = True
-            return False
-        del self._sessions[name]
-        await session.close()
-        return True
-
-    def full(self, error: ServerBusyError) -> Data:
-        """How many sessions there are and may be, and what a client reads of it."""
-        held = self.table.board.total(Number.SESSIONS)
-        return {"message": str(error), "active_sessions": held, "max_sessions": self.table.limits.most}
-
-
-async def answer_rpc(sessions: OpenEnvSessions, data: bytes | str, own: OpenEnvSession | None = None) -> Data:
+async def answer_rpc(sessions: OpenEnvSessions, data: bytes | str, own: Acting | None = None) -> Data:
     """The response to a request; `own` is the session of the connection that it came by."""
     try:
         request = _read_request.decode(data)
@@ -112,10 +52,9 @@ async def answer_rpc(sessions: OpenEnvSessions, data: bytes | str, own: OpenEnvS
     except ServerBusyError as error:
         full = sessions.full(error)
         return _response(request.id, error=_RpcError(_SERVER, full.pop("message"), full).error)
-    except ActionInvalidError as error:
-        return _response(request.id, error=_RpcError(_INVALID_PARAMS, str(error)).error)
     except EpisodeError as error:
-        return _response(request.id, error=_RpcError(_INTERNAL, str(error)).error)
+        code = _INVALID_PARAMS if error.failure.kind == INVALID else _INTERNAL
+        return _response(request.id, error=_RpcError(code, error.failure.message).error)
 
 
 def _response(request_id: str | int | None, result: Any = None, error: Data | None = None) -> Data:
@@ -123,7 +62,7 @@ def _response(request_id: str | int | None, result: Any = None, error: Data | No
     return {"jsonrpc": "2.0", "id": request_id, **outcome}
 
 
-async def _answer(sessions: OpenEnvSessions, request: _Request, own: OpenEnvSession | None) -> Any:
+async def _answer(sessions: OpenEnvSessions, request: _Request, own: Acting | None) -> Any:
     match request.method:
         case "openenv/session/create" if own is None:
             return {"session_id": await sessions.create()}
@@ -139,23 +78,16 @@ async def _answer(sessions: OpenEnvSessions, request: _Request, own: OpenEnvSess
 async def _close(sessions: OpenEnvSessions, name: object) -> Data:
     if not isinstance(name, str) or not name:
         raise _RpcError(_INVALID_PARAMS, "Invalid params - 'session_id' is required")
-    try:
-        is_closed = await sessions.close(name)
-    except LookupError as error:
-        raise _RpcError(_INVALID_PARAMS, str(error.args[0])) from error
-    return {"session_id": name, "closed": is_closed, **({} if is_closed else {"closing": True})}
+    return {"session_id": name, **await _in_named(sessions, name, lambda session: session.act("close"))}
 
 
-async def _in_session(sessions: OpenEnvSessions, request: _Request, own: OpenEnvSession | None, act: Any) -> Any:
+async def _in_session(sessions: OpenEnvSessions, request: _Request, own: Acting | None, act: Act) -> Data:
     """Act in the connection's session, or the one that is named, or one of the moment."""
     name = request.params.get("session_id")
     if own is not None:
         return await act(own, request.params)
     if name:
-        try:
-            return await act(sessions.find(name), request.params)
-        except LookupError as error:
-            raise _RpcError(_INVALID_PARAMS, str(error.args[0])) from error
+        return await _in_named(sessions, str(name), lambda session: act(session, request.params))
     fresh = sessions.new()
     try:
         return await act(fresh, request.params)
@@ -163,17 +95,24 @@ async def _in_session(sessions: OpenEnvSessions, request: _Request, own: OpenEnv
         await fresh.close()
 
 
-async def _list(session: OpenEnvSession, params: Data) -> Data:
-    tools = await session.tools()
-    named = [{"inputSchema" if key == "input_schema" else key: value for key, value in t.items()} for t in tools]
-    return {"tools": named}
+async def _in_named(sessions: OpenEnvSessions, name: str, act: Callable[[Acting], Awaitable[Data]]) -> Data:
+    try:
+        return await act(sessions.named(name))
+    except EpisodeError as error:
+        if error.failure.kind == "lost":
+            raise _RpcError(_INVALID_PARAMS, error.failure.message) from error
+        raise
 
 
-async def _call(session: OpenEnvSession, params: Data) -> Data:
+async def _list(session: Acting, params: Data) -> Data:
+    listed = await session.act("tools")
+    return {"tools": [{"inputSchema" if k == "input_schema" else k: v for k, v in t.items()} for t in listed["tools"]]}
+
+
+async def _call(session: Acting, params: Data) -> Data:
     name, arguments = params.get("name"), params.get("arguments", {})
     if not isinstance(name, str) or not name:
         raise _RpcError(_INVALID_PARAMS, "Missing 'name' in params")
-    if not isinstance(arguments, dict):
-        raise _RpcError(_INVALID_PARAMS, "'arguments' must be an object")
-    text = await session.call_tool(name, arguments)
+    called = await session.act("call", msgspec.json.encode({"tool_name": name, "arguments": arguments}))
+    text = called["observation"]["result"]
     return {"content": [{"type": "text", "text": text}], "data": text, "isError": False}

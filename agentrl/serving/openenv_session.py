@@ -87,8 +87,13 @@ _read_call = msgspec.json.Decoder(CallTool)
 _read_reset = msgspec.json.Decoder(Reset)
 
 
-class ActionInvalidError(Exception):
-    """What a client sent does not fit the schema; nothing was done."""
+INVALID = "action"
+"""Kind of the failure of a call that does not fit the schema; nothing was done."""
+
+
+def invalid(message: str) -> EpisodeError:
+    """What a client sent does not fit the schema."""
+    return EpisodeError(Boundary.CONTRACT, INVALID, message)
 
 
 @dataclass(slots=True)
@@ -116,68 +121,67 @@ class OpenEnvSession:
         self._lock = asyncio.Lock()
         self._episode: _Episode | None = None
         self._was_reset = False
-        self.is_closing = False
-        """Whether it is to end with the connection that has it."""
 
     @property
     def lives(self) -> bool:
-        """Whether the table still has its session."""
-        return self._episode is not None and self._table.has(self._episode.handle)
+        """Whether it is at work, or the table still has its session."""
+        return self._lock.locked() or (self._episode is not None and self._table.has(self._episode.handle))
 
     async def begin(self) -> None:
         """Open a session of any task, so that there is a place and a list of tools. Raises EpisodeError."""
         async with self._lock:
             await self._open(Reset())
 
-    async def reset(self, arguments: bytes | msgspec.Raw) -> Data:
-        """Begin a task: its first messages.
+    async def act(self, operation: str, data: bytes | msgspec.Raw = b"{}") -> Data:
+        """Carry out a ``reset`` or a ``step``, tell the ``state`` or the ``tools``, or ``call`` one of them.
 
         Raises:
-            ActionInvalidError: the arguments name no task.
-            EpisodeError: the environment failed, or there is no room.
+            EpisodeError: kind ``action``: `data` are none; else the environment failed, or there is no room.
         """
         async with self._lock:
-            opening = await self._open(_decoded(_read_reset, arguments))
-            self._was_reset = True
-            metadata = {} if opening.agent is None else {"agent": opening.agent}
-            return _observed({"messages": _plain(opening.messages), "metadata": metadata})
-
-    async def step(self, action: bytes | msgspec.Raw) -> Data:
-        """What an action gives. Raises as `reset` does."""
-        read = _decoded_action(action)
-        if isinstance(read, ListTools):
-            return _observed({"tools": await self.tools(), "metadata": {}})
-        async with self._lock:
-            if not self._was_reset:
-                raise EpisodeError(Boundary.ENVIRONMENT, "protocol", "no task has begun; reset the environment first")
-            return await self._act(read)
-
-    async def call_tool(self, name: str, arguments: Data) -> str:
-        """What a tool gives, in the task of now or of any. Raises as `reset` does."""
-        async with self._lock:
-            if self._episode is None:
-                await self._open(Reset())
-            data = await self._act(CallTool(name, arguments))
-            text: str = data["observation"]["result"]
-            return text
-
-    async def tools(self) -> list[Data]:
-        """The tools of the task of now, or of any; a step is none. Raises EpisodeError."""
-        async with self._lock:
-            opening = await self._open(Reset()) if self._episode is None else self._episode.opening
-        specs = [*opening.tools, *([] if REPLY.name in {spec.name for spec in opening.tools} else [REPLY])]
-        return [{"name": s.name, "description": s.description, "input_schema": s.parameters} for s in specs]
-
-    def state(self) -> Data:
-        """Which episode this is, and how many steps it has had."""
-        if self._episode is None:
-            return {"episode_id": None, "step_count": 0}
-        return {"episode_id": self._episode.episode_id, "step_count": self._episode.num_steps}
+            match operation:
+                case "step":
+                    return await self._step(_decoded_action(data))
+                case "reset":
+                    return await self._reset(_decoded(_read_reset, data))
+                case "call":
+                    if self._episode is None:
+                        await self._open(Reset())
+                    return await self._act(_decoded(_read_call, data))
+                case "tools":
+                    return await self._tools()
+                case "state":
+                    return self._state()
+        raise invalid(f"there is no operation {operation}")
 
     async def close(self) -> None:
         """End the session of now; safe to call twice."""
         async with self._lock:
             await self._end()
+
+    async def _reset(self, arguments: Reset) -> Data:
+        opening = await self._open(arguments)
+        self._was_reset = True
+        metadata = {} if opening.agent is None else {"agent": opening.agent}
+        return _observed({"messages": _plain(opening.messages), "metadata": metadata})
+
+    async def _step(self, action: ListTools | CallTool | Say) -> Data:
+        if isinstance(action, ListTools):
+            return _observed({**await self._tools(), "metadata": {}})
+        if not self._was_reset:
+            raise EpisodeError(Boundary.ENVIRONMENT, "protocol", "no task has begun; reset the environment first")
+        return await self._act(action)
+
+    async def _tools(self) -> Data:
+        """The tools of the task of now, or of any; to list them is no step."""
+        opening = await self._open(Reset()) if self._episode is None else self._episode.opening
+        specs = [*opening.tools, *([] if REPLY.name in {spec.name for spec in opening.tools} else [REPLY])]
+        return {"tools": [{"name": s.name, "description": s.description, "input_schema": s.parameters} for s in specs]}
+
+    def _state(self) -> Data:
+        if self._episode is None:
+            return {"episode_id": None, "step_count": 0}
+        return {"episode_id": self._episode.episode_id, "step_count": self._episode.num_steps}
 
     async def _open(self, reset: Reset) -> Opening:
         await self._end()
@@ -196,7 +200,7 @@ class OpenEnvSession:
 
     async def _task(self, reset: Reset) -> Task:
         if reset.split not in SPLITS:
-            raise ActionInvalidError(f"split: there is no '{reset.split}'; there are {', '.join(SPLITS)}")
+            raise invalid(f"split: there is no '{reset.split}'; there are {', '.join(SPLITS)}")
         split = SPLITS[reset.split]
         size = self._table.host(self.environment).description.num_tasks if split is Split.TRAIN else None
         ordinal = secrets.randbelow(_DRAWN) if reset.seed is None else reset.seed
@@ -243,7 +247,7 @@ class OpenEnvSession:
 def _ordinal(index: int, size: int) -> int:
     """When a run first comes to the task that is the `index`-th in a list. Raises ActionInvalidError."""
     if index >= size:
-        raise ActionInvalidError(f"index: there are {size} training tasks, and no task {index}")
+        raise invalid(f"index: there are {size} training tasks, and no task {index}")
     return _order(size)[index]
 
 
@@ -262,7 +266,7 @@ def _message(action: CallTool | Say, tools: tuple[ToolSpec, ...]) -> Message:
     if action.tool_name == REPLY.name and REPLY.name not in {spec.name for spec in tools}:
         content = action.arguments.get("content")
         if not isinstance(content, str) or len(action.arguments) != 1:
-            raise ActionInvalidError("arguments: reply takes a text, content")
+            raise invalid("arguments: reply takes a text, content")
         return Message(Role.ASSISTANT, content)
     return Message(Role.ASSISTANT, tool_calls=(ToolCall(_CALL_ID, action.tool_name, action.arguments),))
 
@@ -271,7 +275,7 @@ def _decoded(decoder: msgspec.json.Decoder[Action], data: bytes | msgspec.Raw) -
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ActionInvalidError(str(error)) from error
+        raise invalid(str(error)) from error
 
 
 def _decoded_action(data: bytes | msgspec.Raw) -> ListTools | CallTool | Say:
@@ -280,9 +284,9 @@ def _decoded_action(data: bytes | msgspec.Raw) -> ListTools | CallTool | Say:
         return _read_action.decode(data)
     except msgspec.ValidationError as error:
         if "required field `type`" not in str(error):
-            raise ActionInvalidError(str(error)) from error
+            raise invalid(str(error)) from error
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ActionInvalidError(str(error)) from error
+        raise invalid(str(error)) from error
     return _decoded(_read_call, data)
 
 

@@ -12,12 +12,13 @@ import msgspec
 
 from agentrl.envs.wire import ServerBusyError
 from agentrl.serving.native import Event, Receive, Send
-from agentrl.serving.openenv_rpc import OpenEnvSessions, answer_rpc
-from agentrl.serving.openenv_session import ActionInvalidError, Data, OpenEnvSession
+from agentrl.serving.openenv_named import Acting, OpenEnvSessions
+from agentrl.serving.openenv_rpc import answer_rpc
+from agentrl.serving.openenv_session import INVALID, Data
 from agentrl.serving.options import RETRY_AFTER_S
 from agentrl.types.errors import EpisodeError
 
-Answer = Callable[[OpenEnvSession, str], Awaitable[Data]]
+Answer = Callable[[Acting, str], Awaitable[Data]]
 _FIRST_FRAME_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -47,23 +48,35 @@ class StepEndpoint:
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         """One connection. Waits for: its frames. Unblocked by: these, its end, or pings that it leaves unanswered."""
-        named = parse_qs(scope["query_string"].decode("latin-1")).get("session_id", [])
+        names = parse_qs(scope["query_string"].decode("latin-1")).get("session_id", [])
         await receive()
         await send({"type": "websocket.accept"})
+        if names:
+            await self._serve_named(receive, send, names[0])
+        elif not self._sessions.table.free:
+            await _turn_away(receive, send, self._full())
+        else:
+            session = self._sessions.new()
+            try:
+                await _converse(receive, send, session, self._answer)
+            finally:
+                await session.close()
+
+    async def _serve_named(self, receive: Receive, send: Send, name: str) -> None:
+        """A connection that has a session which was there before, and is there behind it."""
+        session = self._sessions.named(name)
         try:
-            session = self._sessions.attach(named[0]) if named else self._sessions.new()
-        except LookupError as error:
-            await _turn_away(receive, send, _refusal("SESSION_ERROR", str(error.args[0])))
+            await session.act("attach")
+        except EpisodeError as error:
+            await _turn_away(receive, send, _refusal("SESSION_ERROR", error.failure.message))
             return
         try:
-            if not named and not self._sessions.table.free:
-                await _turn_away(receive, send, self._full())
-                return
             await _converse(receive, send, session, self._answer)
         finally:
-            await (self._sessions.detach(named[0]) if named else session.close())
+            with suppress(EpisodeError):  # its process is gone, and the session with it
+                await session.act("detach")
 
-    async def _answer(self, session: OpenEnvSession, text: str) -> Data:
+    async def _answer(self, session: Acting, text: str) -> Data:
         try:
             frame = _read_frame.decode(text)
         except msgspec.ValidationError as error:
@@ -72,25 +85,25 @@ class StepEndpoint:
             return _refusal("INVALID_JSON", f"Invalid JSON: {error}")
         try:
             return await self._act(session, frame)
-        except ActionInvalidError as error:
-            return _invalid(str(error))
         except ServerBusyError as error:
             full = self._sessions.full(error)
             raise _EndError(_refusal("CAPACITY_REACHED", full.pop("message"), **full)) from error
         except EpisodeError as error:
+            if error.failure.kind == INVALID:
+                return _invalid(error.failure.message)
             if error.failure.kind == "create":
                 name = self._sessions.environment
                 raise _EndError(_refusal("FACTORY_ERROR", str(error), factory_name=name)) from error
             return _refusal("EXECUTION_ERROR", str(error))
 
-    async def _act(self, session: OpenEnvSession, frame: _Frame) -> Data:
+    async def _act(self, session: Acting, frame: _Frame) -> Data:
         match frame.type:
             case "step":
-                return {"type": "observation", "data": await session.step(frame.data)}
+                return {"type": "observation", "data": await session.act("step", frame.data)}
             case "reset":
-                return {"type": "observation", "data": await session.reset(frame.data)}
+                return {"type": "observation", "data": await session.act("reset", frame.data)}
             case "state":
-                return {"type": "state", "data": session.state()}
+                return {"type": "state", "data": await session.act("state")}
             case "mcp":
                 return {"type": "mcp", "data": await answer_rpc(self._sessions, bytes(frame.data), session)}
             case "close":
@@ -121,11 +134,11 @@ class RpcEndpoint:
         finally:
             await session.close()
 
-    async def _answer(self, session: OpenEnvSession, text: str) -> Data:
+    async def _answer(self, session: Acting, text: str) -> Data:
         return await answer_rpc(self._sessions, text, session)
 
 
-async def _converse(receive: Receive, send: Send, session: OpenEnvSession, answer: Answer) -> None:
+async def _converse(receive: Receive, send: Send, session: Acting, answer: Answer) -> None:
     """Answer frame after frame until the connection ends; a binary one is read as text, too."""
     try:
         while (event := await receive())["type"] == "websocket.receive":

@@ -6,10 +6,10 @@ import asyncio
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
-from agentrl.envs.wire import Call, Close, Describe, Open, Opened, Sample, ServerBusyError, lost
+from agentrl.envs.wire import Call, Close, Describe, Open, Opened, OpenEnv, Sample, ServerBusyError, lost
 from agentrl.protocols import EnvironmentHost
 from agentrl.serving.board import Board, Number
 from agentrl.serving.options import RETRY_AFTER_S, SessionLimits
@@ -32,6 +32,8 @@ class SessionTable:
         self.hosts, self.limits, self.board = dict(hosts), limits, board
         self.failing: dict[str, str] = {}
         """Environments of which the last sessions could not be made, and why."""
+        self.openenv: dict[str, Callable[[OpenEnv], Awaitable[object]]] = {}
+        """By environment, who carries out what clients of OpenEnv want of sessions that they have named."""
         self._failures: Counter[str] = Counter()
         self._sessions: dict[str, Session] = {}
         self._opens: dict[str, asyncio.Task[str]] = {}
@@ -64,6 +66,9 @@ class SessionTable:
             case Close():
                 await self._close(call)
                 return None
+            case OpenEnv():
+                self.host(call.environment)
+                return await self.openenv[call.environment](call)
             case _:
                 return await self.find(call.session).answer(call, self.limits.call_s)
 

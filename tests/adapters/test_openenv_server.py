@@ -18,8 +18,8 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[str]:
-    """A server of the echo environment for two sessions, by its command."""
-    with echo_server("--max-sessions", "2", folder=tmp_path_factory.mktemp("server")) as url:
+    """A server of the echo environment for two sessions, of two processes, by its command."""
+    with echo_server("--max-sessions", "2", "--workers", "2", folder=tmp_path_factory.mktemp("server")) as url:
         yield url
 
 

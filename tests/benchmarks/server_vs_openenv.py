@@ -27,9 +27,10 @@ from pathlib import Path
 
 from agentrl.process.loop import run_async
 from agentrl.process.ports import free_port
-from tests.benchmarks.raw_websocket import RawConnection
 from tests.benchmarks.report import report
+from tests.servers.held_sessions import Say, begin_episode, hold_sessions
 from tests.servers.process import running_server
+from tests.servers.raw_websocket import RawConnection
 
 ROOT = Path(__file__).parents[2]
 OPENENV_PYTHON = ROOT / ".venv-openenv-0.10/bin/python"
@@ -38,7 +39,6 @@ HELD = 1000
 _ECHO = "tests.servers.echo:echo"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START_S = 240.0
-Say = Callable[[str], Awaitable[bytes]]
 Begin = Callable[[RawConnection], Awaitable[Say]]
 
 
@@ -67,12 +67,6 @@ async def _begin_bare(connection: RawConnection) -> Say:
 async def _begin_openenv(connection: RawConnection) -> Say:
     await connection.ask(b'{"type":"reset","data":{"seed":1}}')
     return lambda word: connection.ask(b'{"type":"step","data":{"word":"%s"}}' % word.encode())
-
-
-async def _begin_agentrl(connection: RawConnection) -> Say:
-    await connection.ask(b'{"type":"reset","data":{"seed":1}}')
-    step = b'{"type":"step","data":{"type":"call_tool","tool_name":"echo","arguments":{"word":"%s"}}}'
-    return lambda word: connection.ask(step % word.encode())
 
 
 async def _begin_native(connection: RawConnection) -> Say:
@@ -130,38 +124,6 @@ async def _play(say: Say, name: str, steps: int) -> None:
         assert word.encode() in answer, answer
 
 
-async def hold(server: Server, sessions: int) -> dict[str, float]:
-    """So many episodes that are all open before the first ends."""
-    before = resident_kb(server.pid)
-    connections = [await RawConnection.open(server.port, server.path) for _ in range(sessions)]
-    says = [await server.begin(connection) for connection in connections]
-    wrong = sum(await asyncio.gather(*(_count_wrong(say, n) for n, say in enumerate(says))))
-    grown = resident_kb(server.pid) - before
-    ends = await asyncio.gather(*(_ends_well(say, n) for n, say in enumerate(says)))
-    for connection in connections:
-        connection.close()
-    held = sum(ends)
-    return {"sessions_held": held, "crosstalk": wrong + sessions - held, "session_kb": grown / sessions}
-
-
-def _words(session: int) -> list[str]:
-    return [f"{session}-{number}" + "x" * (session % 97) for number in range(5)]
-
-
-async def _count_wrong(say: Say, session: int) -> int:
-    """Answers that do not say this session's word."""
-    wrong = 0
-    for word in _words(session):
-        wrong += json.loads(await say(word))["data"]["observation"]["result"] != word
-    return wrong
-
-
-async def _ends_well(say: Say, session: int) -> bool:
-    """Whether the reward is the length of what this session has said."""
-    data = json.loads(await say("stop"))["data"]
-    return data["done"] and data["reward"] == len("stop") + sum(map(len, _words(session)))
-
-
 @contextmanager
 def _servers(folder: Path) -> Iterator[Mapping[str, Server]]:
     ports = {name: free_port() for name in ("bare", "openenv", "agentrl")}
@@ -182,7 +144,7 @@ def _servers(folder: Path) -> Iterator[Mapping[str, Server]]:
         yield {
             "bare": Server(ports["bare"], "/ws", pids["bare"], _begin_bare),
             "openenv": Server(ports["openenv"], "/ws", pids["openenv"], _begin_openenv),
-            "agentrl": Server(ports["agentrl"], "/ws", pids["agentrl"], _begin_agentrl),
+            "agentrl": Server(ports["agentrl"], "/ws", pids["agentrl"], begin_episode),
             "native": Server(ports["agentrl"], "/connect", pids["agentrl"], _begin_native),
         }
 
@@ -193,7 +155,9 @@ async def _run(servers: Mapping[str, Server], rounds: int, steps: int) -> None:
         for sessions in SESSIONS:
             for name, server in servers.items():
                 found.setdefault((name, sessions), []).append(await measure(server, sessions, steps))
-    held = await hold(servers["agentrl"], HELD)
+    served, memory_kb = servers["agentrl"], []
+    memory_kb.append(resident_kb(served.pid))
+    held = await hold_sessions(served.port, HELD, lambda: memory_kb.append(resident_kb(served.pid)))
     cpu = {key: statistics.median(each.cpu_us for each in all_of) for key, all_of in found.items()}
     rate = {key: statistics.median(each.rate for each in all_of) for key, all_of in found.items()}
     report(
@@ -201,7 +165,9 @@ async def _run(servers: Mapping[str, Server], rounds: int, steps: int) -> None:
         cpu_ratio=max(cpu["agentrl", n] / cpu["openenv", n] for n in SESSIONS),
         wall_ratio_1=rate["agentrl", 1] / rate["openenv", 1],
         wall_ratio_64=rate["agentrl", 64] / rate["openenv", 64],
-        **held,
+        sessions_held=held.ended_well,
+        crosstalk=held.crosstalk,
+        session_kb=(memory_kb[1] - memory_kb[0]) / HELD,
         cpu_us={f"{name}, {n}": round(value, 1) for (name, n), value in cpu.items()},
         steps_a_second={f"{name}, {n}": round(value) for (name, n), value in rate.items()},
         rounds=rounds,

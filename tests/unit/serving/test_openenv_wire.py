@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from agentrl.envs.inline import InlineHost
+from agentrl.envs.wire import OpenEnv
 from agentrl.serving.app import build_app
 from agentrl.serving.board import Board
+from agentrl.serving.openenv_named import OpenEnvSessions
 from agentrl.serving.options import ServerOptions, SessionLimits
 from agentrl.serving.table import SessionTable
 from tests.servers.echo import EchoOptions
@@ -27,13 +28,23 @@ def _broken(options, task):
 BROKEN = replace(echo_definition, name="broken", create=_broken)
 
 
+def table_of(definition=echo_definition, most: int = 10, board: Board | None = None) -> SessionTable:
+    host = InlineHost(definition, EchoOptions(tasks=7), 60.0)
+    return SessionTable({definition.name: host}, SessionLimits(most=most), board or Board(1))
+
+
+@contextmanager
+def serving_by(table: SessionTable, calls) -> Iterator[TestClient]:
+    (name,) = table.hosts
+    with TestClient(build_app(table, calls, ServerOptions({name: {}}, "."))) as client:
+        client.table = table
+        yield client
+
+
 @contextmanager
 def serving(most: int = 10, definition=echo_definition) -> Iterator[TestClient]:
-    hosts = {definition.name: InlineHost(definition, EchoOptions(tasks=7), 60.0)}
-    limits = SessionLimits(most=most)
-    table = SessionTable(hosts, limits, Board(1))
-    with TestClient(build_app(table, table, ServerOptions({definition.name: {}}, Path("."), limits=limits))) as client:
-        client.table = table
+    table = table_of(definition, most)
+    with serving_by(table, table) as client:
         yield client
 
 
@@ -294,3 +305,40 @@ def test_what_it_is_is_said_as_clients_read_it(client):
     assert client.get("/openenv/echo/metadata").json() == client.get("/metadata").json()
     with client.websocket_connect("/openenv/echo/ws") as socket:
         assert ask(socket, {"type": "reset"})["type"] == "observation"
+
+
+class Between:
+    """Hands each call to the process that its session names, as a server's processes do."""
+
+    def __init__(self) -> None:
+        board = Board(2)
+        self.tables = [table_of(board=Board(2, worker, board.descriptor)) for worker in range(2)]
+
+    async def answer(self, call):
+        return await self.tables[int(call.session.partition("-")[0])].answer(call)
+
+
+def test_a_session_with_an_id_is_reached_through_every_process():
+    between = Between()
+    with serving_by(between.tables[0], between) as owner, serving_by(between.tables[1], between) as other:
+        session = rpc(owner, "openenv/session/create")["result"]["session_id"]
+        hello = {"session_id": session, "name": "echo", "arguments": {"word": "hello"}}
+        assert rpc(other, "tools/call", hello)["result"]["data"] == "hello"
+        assert other.post("/reset", json={"session_id": session, "index": 4}).status_code == 200
+        with other.websocket_connect(f"/ws?session_id={session}") as socket:
+            assert error_of(ask(socket, {"type": "step", "data": {"tool": 1}})) == "VALIDATION_ERROR"
+            assert ask(socket, call("more")) == said("more")
+            assert rpc(owner, "openenv/session/close", {"session_id": session})["result"]["closing"]
+        assert [len(table) for table in between.tables] == [0, 0]
+        assert other.get("/state", params={"session_id": session}).status_code == 404
+
+
+async def test_a_call_that_comes_again_under_its_id_acts_once():
+    table = table_of()
+    sessions = OpenEnvSessions(table, table, "echo")
+    name = await sessions.create()
+    await sessions.named(name).act("reset")
+    data = b'{"tool_name":"echo","arguments":{"word":"hello"}}'
+    again = OpenEnv(id="1", session=name, environment="echo", operation="step", data=data)
+    assert await table.answer(again) == await table.answer(again)
+    assert (await sessions.named(name).act("state"))["step_count"] == 1
