@@ -1,13 +1,16 @@
 """agentrl's environment server beside OpenEnv's and a bare FastAPI WebSocket: the same echo, one raw client.
 
 All are up at once and are measured in turn, round after round, with one session and with 64. agentrl's answers
-OpenEnv's protocol (`agentrl`) and its own (`native`). Processor time is that of the server's processes, by /proc.
+OpenEnv's protocol (`agentrl`) and its own (`native`). OpenEnv's has the echo as its environments are written, with a
+`step` that the server calls in a thread, and once more by coroutines (`openenv_async`), which few are. Processor time
+is that of the server's processes, by /proc.
 
-Figures: `cpu_ratio`, agentrl's processor time of a step over OpenEnv's, the greater of those of 1 and 64 sessions, each
-the median over the rounds; `wall_ratio_1` and `wall_ratio_64`, agentrl's steps a second over OpenEnv's;
-`sessions_held`, episodes of agentrl's server that were open at once and ended well; `crosstalk`, answers among these
-that were not those of their session: each says words of its own, and its reward is their length; `session_kb`, what a
-session adds to the server's resident memory.
+Figures, by OpenEnv's protocol, ratios of the same round, medians over the rounds: `cpu_ratio`, agentrl's processor time
+of a step over OpenEnv's, the greater of those of 1 and 64 sessions; `cpu_ratio_async`, the same over `openenv_async`;
+`wall_ratio_1` and `wall_ratio_64`, agentrl's steps a second over OpenEnv's; `sessions_held`, episodes of agentrl's
+server that were open at once and ended well; `crosstalk`, answers among these that were not those of their session:
+each says words of its own, and its reward is their length; `session_kb`, what a session adds to the server's resident
+memory.
 """
 
 from __future__ import annotations
@@ -126,10 +129,12 @@ async def _play(say: Say, name: str, steps: int) -> None:
 
 @contextmanager
 def _servers(folder: Path) -> Iterator[Mapping[str, Server]]:
-    ports = {name: free_port() for name in ("bare", "openenv", "agentrl")}
+    ports = {name: free_port() for name in ("bare", "openenv", "openenv_async", "agentrl")}
+    openenv = [OPENENV_PYTHON, ROOT / "tests/adapters/openenv_side/serve.py"]
     commands = {
         "bare": [sys.executable, "-m", "tests.benchmarks.bare_websocket", ports["bare"]],
-        "openenv": [OPENENV_PYTHON, ROOT / "tests/adapters/openenv_side/serve.py", "echo", ports["openenv"], 2 * HELD],
+        "openenv": [*openenv, "echo", ports["openenv"], 2 * HELD],
+        "openenv_async": [*openenv, "async_echo", ports["openenv_async"], 2 * HELD],
         "agentrl": [
             *(sys.executable, "-m", "agentrl.cli.main", "env", "serve", _ECHO),
             *("--port", ports["agentrl"], "--max-sessions", 2 * HELD),
@@ -144,6 +149,7 @@ def _servers(folder: Path) -> Iterator[Mapping[str, Server]]:
         yield {
             "bare": Server(ports["bare"], "/ws", pids["bare"], _begin_bare),
             "openenv": Server(ports["openenv"], "/ws", pids["openenv"], _begin_openenv),
+            "openenv_async": Server(ports["openenv_async"], "/ws", pids["openenv_async"], _begin_openenv),
             "agentrl": Server(ports["agentrl"], "/ws", pids["agentrl"], begin_episode),
             "native": Server(ports["agentrl"], "/connect", pids["agentrl"], _begin_native),
         }
@@ -158,21 +164,28 @@ async def _run(servers: Mapping[str, Server], rounds: int, steps: int) -> None:
     served, memory_kb = servers["agentrl"], []
     memory_kb.append(resident_kb(served.pid))
     held = await hold_sessions(served.port, HELD, lambda: memory_kb.append(resident_kb(served.pid)))
-    cpu = {key: statistics.median(each.cpu_us for each in all_of) for key, all_of in found.items()}
-    rate = {key: statistics.median(each.rate for each in all_of) for key, all_of in found.items()}
+    cpu = {key: [each.cpu_us for each in all_of] for key, all_of in found.items()}
+    rate = {key: [each.rate for each in all_of] for key, all_of in found.items()}
     report(
         "server_vs_openenv",
-        cpu_ratio=max(cpu["agentrl", n] / cpu["openenv", n] for n in SESSIONS),
-        wall_ratio_1=rate["agentrl", 1] / rate["openenv", 1],
-        wall_ratio_64=rate["agentrl", 64] / rate["openenv", 64],
+        cpu_ratio=max(_ratio(cpu, "openenv", n) for n in SESSIONS),
+        cpu_ratio_async=max(_ratio(cpu, "openenv_async", n) for n in SESSIONS),
+        wall_ratio_1=_ratio(rate, "openenv", 1),
+        wall_ratio_64=_ratio(rate, "openenv", 64),
         sessions_held=held.ended_well,
         crosstalk=held.crosstalk,
         session_kb=(memory_kb[1] - memory_kb[0]) / HELD,
-        cpu_us={f"{name}, {n}": round(value, 1) for (name, n), value in cpu.items()},
-        steps_a_second={f"{name}, {n}": round(value) for (name, n), value in rate.items()},
+        cpu_us={f"{name}, {n}": round(statistics.median(all_of), 1) for (name, n), all_of in cpu.items()},
+        steps_a_second={f"{name}, {n}": round(statistics.median(all_of)) for (name, n), all_of in rate.items()},
         rounds=rounds,
         steps=steps,
     )
+
+
+def _ratio(figures: Mapping[tuple[str, int], list[float]], other: str, sessions: int) -> float:
+    """agentrl's figure over another server's."""
+    pairs = zip(figures["agentrl", sessions], figures[other, sessions], strict=True)
+    return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """OpenEnv's own server, by an interpreter that has it: ``python serve.py ENVIRONMENT PORT SESSIONS``.
 
 ``echo`` has an action of its own: it says a word again and rewards its length; ``stop`` ends the episode, ``fail``
-raises, ``hang`` never returns. ``sums`` has MCP tools.
+raises, ``hang`` never returns. ``async_echo`` is the same by coroutines. ``sums`` has MCP tools.
 """
 
 from __future__ import annotations
@@ -54,6 +54,16 @@ class EchoEnvironment(Environment):
         return self._state
 
 
+class AsyncEchoEnvironment(EchoEnvironment):
+    """The same without a change of threads at each call."""
+
+    async def reset_async(self, seed=None, episode_id=None, **others):
+        return self.reset(seed, episode_id)
+
+    async def step_async(self, action, timeout_s=None, **others):
+        return self.step(action)
+
+
 class SumsEnvironment(MCPEnvironment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -87,6 +97,7 @@ class SumsEnvironment(MCPEnvironment):
 
 KINDS = {
     "echo": (EchoEnvironment, EchoAction, EchoObservation),
+    "async_echo": (AsyncEchoEnvironment, EchoAction, EchoObservation),
     "sums": (SumsEnvironment, CallToolAction, CallToolObservation),
 }
 
