@@ -56,7 +56,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def remote(server: RunningServer, name: str, folder: Path) -> RemoteHost:
     config = EnvironmentConfig(name=name, placement="remote", servers=(server.url,), token_variable=VARIABLE)
-    host = await build_host(config, 60.0, folder)
+    host = await build_host(config, 300.0, folder)
     assert isinstance(host, RemoteHost)
     return host
 
