@@ -108,12 +108,12 @@ _MALFORMED = {
 # What is wrong with the players, the engines or the lengths.
 _PLAYERS = {
     "environment.name=sqll": ("no plugin 'sqll'", "did you mean 'sql'?"),
-    "environment.name=chess": ("no plugin 'chess'", "registered: facts, signals, sql"),
+    "environment.name=chess": ("no plugin 'chess'", "registered: facts, openenv, signals, sql"),
     "environment.name=nothere:game": ("environment 'nothere:game'", "install its package"),
     "environment.name=not:a:name": ("environment 'not:a:name'", "module:attribute"),
     "environment.name=json:": ("environment 'json:'", "module:attribute"),
     "environment.interpreter=nothere/python": ("no Python at nothere/python", "give the path"),
-    "environment.placement=somewhere": ("environments.sql.placement", "'inline', 'process' or 'venv'"),
+    "environment.placement=somewhere": ("environments.sql.placement", "'inline', 'process', 'venv' or 'remote'"),
     "environment.interpreter=model": ("no Python at model", "give the path"),
     "scaffold.name=tool_caling": ("no plugin 'tool_caling'", "did you mean 'tool_calling'?"),
     "scaffold.name=nothere:Agent": ("scaffold 'nothere:Agent'", "install its package"),
