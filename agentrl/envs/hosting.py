@@ -15,7 +15,7 @@ from pathlib import Path
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
-from agentrl.envs.process import ProcessHost
+from agentrl.envs.process import ProcessHost, WarmWorkers
 from agentrl.envs.remote import RemoteHost, describe_remote
 from agentrl.envs.servers import ServerPool, server_addresses
 from agentrl.envs.starting import START_S, WorkerCommand, describe_environment
@@ -38,6 +38,7 @@ async def build_host(
     label: str = "environment",
     start_s: float = START_S,
     on_phase: Callable[[str], object] = nobody_hears,
+    warm: WarmWorkers | None = None,
 ) -> EnvironmentHost:
     """A host for the configured environment, which its first worker describes.
 
@@ -54,17 +55,22 @@ async def build_host(
         return await describe_remote(config.name, server_addresses(config), call_s)
     command = _command(config, logs, label, start_s)
     if config.placement == "venv":
-        return await _build_virtual(command, config, call_s, on_phase)
+        return await _build_virtual(command, config, call_s, on_phase, warm)
     description, worker = await describe_environment(command)
     own = _by_its_own_python(command, config, description)
     if own != command:
         worker.kill()
         description, worker = await describe_environment(own)
-    return ProcessHost(own, description, call_s, worker)
+    return ProcessHost(own, description, call_s, worker, warm)
 
 
 def build_described_host(
-    config: EnvironmentConfig, known: EnvironmentDescription, call_s: float, logs: Path, label: str = "environment"
+    config: EnvironmentConfig,
+    known: EnvironmentDescription,
+    call_s: float,
+    logs: Path,
+    label: str = "environment",
+    warm: WarmWorkers | None = None,
 ) -> EnvironmentHost:
     """A host for an environment whose description is known: no worker is asked for it. Raises ConfigError."""
     if config.placement == "inline":
@@ -74,11 +80,15 @@ def build_described_host(
     command = _command(config, logs, label, START_S)
     if config.placement == "venv":
         command = replace(command, environment=requirements_of(config.name, config.requirements)[0])
-    return ProcessHost(_by_its_own_python(command, config, known), known, call_s)
+    return ProcessHost(_by_its_own_python(command, config, known), known, call_s, warm=warm)
 
 
 async def _build_virtual(
-    command: WorkerCommand, config: EnvironmentConfig, call_s: float, on_phase: Callable[[str], object]
+    command: WorkerCommand,
+    config: EnvironmentConfig,
+    call_s: float,
+    on_phase: Callable[[str], object],
+    warm: WarmWorkers | None,
 ) -> ProcessHost:
     """A host by a virtual environment of its own; the description names its Python to whoever plays elsewhere."""
     target, requirements = requirements_of(config.name, config.requirements)
@@ -86,17 +96,17 @@ async def _build_virtual(
     python = await make_python(config.name, requirements, lock, log, on_phase)
     command = replace(command, environment=target, python=python)
     description, worker = await describe_environment(command)
-    return ProcessHost(command, replace(description, interpreter=str(python)), call_s, worker)
+    return ProcessHost(command, replace(description, interpreter=str(python)), call_s, worker, warm)
 
 
 async def build_served_host(
-    config: EnvironmentConfig, call_s: float, logs: Path, label: str = "environment"
+    config: EnvironmentConfig, call_s: float, logs: Path, label: str, warm: WarmWorkers
 ) -> EnvironmentHost:
     """A host for a server's environment: in the server's own process if its definition says that its calls are short.
 
     Waits for: its description. Unblocked by: that, or a deadline. Raises ConfigError.
     """
-    host = await build_host(config, call_s, logs, label)
+    host = await build_host(config, call_s, logs, label, warm=warm)
     if host.description.placement != "inline" or host.description.interpreter is not None:
         return host
     await host.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
+MOST_WARM = 256
+"""Workers that wait for an episode, unless a run or a server says how many it has room for."""
 _log = logging.getLogger(__name__)
 
 
@@ -98,11 +101,33 @@ class ProcessEnvironment:
         return value
 
 
+class WarmWorkers:
+    """How many workers of all hosts of a process may wait for a next episode: at most `most`.
+
+    Behind one more, the one that has waited for longest is ended, whichever environment it is of.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._ends: OrderedDict[ChildProcess, Callable[[ChildProcess], None]] = OrderedDict()
+
+    def add(self, worker: ChildProcess, end: Callable[[ChildProcess], None]) -> None:
+        """A worker waits from now on; `end` ends it."""
+        self._ends[worker] = end
+        while len(self._ends) > self._most:
+            oldest, end_oldest = self._ends.popitem(last=False)
+            end_oldest(oldest)
+
+    def remove(self, worker: ChildProcess) -> None:
+        """It waits no more."""
+        self._ends.pop(worker, None)
+
+
 class ProcessHost:
     """A pool of worker processes, each with one environment at a time.
 
-    Workers are started on demand and reused for later episodes; one whose call did not return is
-    killed with everything it started.
+    Workers are started on demand and reused for later episodes, as far as `warm` lets them wait; one whose call did not
+    return is killed with everything it started.
     """
 
     def __init__(
@@ -111,13 +136,18 @@ class ProcessHost:
         description: EnvironmentDescription,
         call_s: float,
         first: ChildProcess | None = None,
+        warm: WarmWorkers | None = None,
     ) -> None:
         self.description = description
         self._command, self._call_s = command, call_s
-        self._idle = [] if first is None else [first]
-        self._all = set(self._idle)
-        self._numbers = itertools.count(len(self._idle))
+        self._warm = warm or WarmWorkers(MOST_WARM)
+        self._idle: list[ChildProcess] = []
+        self._all: set[ChildProcess] = set()
+        self._numbers = itertools.count(0 if first is None else 1)
         self._sampling = asyncio.Lock()
+        if first is not None:
+            self._all.add(first)
+            self._keep_warm(first)
 
     async def sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
         """Tasks of a split in a run's order, made by a worker, and if that dies by another one. Raises EpisodeError."""
@@ -152,6 +182,7 @@ class ProcessHost:
     async def close(self) -> None:
         """Kill all workers; safe to call twice."""
         for worker in self._all:
+            self._warm.remove(worker)
             worker.kill()
         self._all.clear()
         self._idle.clear()
@@ -160,6 +191,7 @@ class ProcessHost:
         """A worker that is free and lives; one that died between episodes costs no episode."""
         while self._idle:
             worker = self._idle.pop()
+            self._warm.remove(worker)
             if worker.is_alive:
                 return worker
             self._discard(worker)
@@ -183,13 +215,21 @@ class ProcessHost:
         if not environment.is_spoiled or (is_cut_off and self.description.recovery.has_handles):
             try:
                 await environment.close()
-                self._idle.append(worker)
+                self._keep_warm(worker)
                 return
             except EpisodeError as error:
                 _log.warning("environment could not be closed, its worker is killed: %s", error)
             except asyncio.CancelledError:
                 self._discard(worker)
                 raise
+        self._discard(worker)
+
+    def _keep_warm(self, worker: ChildProcess) -> None:
+        self._idle.append(worker)
+        self._warm.add(worker, self._end_idle)
+
+    def _end_idle(self, worker: ChildProcess) -> None:
+        self._idle.remove(worker)
         self._discard(worker)
 
     def _discard(self, worker: ChildProcess) -> None:

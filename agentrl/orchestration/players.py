@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentrl import registry
 from agentrl.envs.hosting import build_described_host, build_host, nobody_hears
+from agentrl.envs.process import WarmWorkers
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.orchestration.scoring import LateScorer
 from agentrl.protocols import EnvironmentHost, Scaffold
@@ -55,14 +56,16 @@ async def build_hosts(
     Raises:
         ConfigError: an environment cannot be loaded, or refuses its options.
     """
+    # Twice as many as play at once: the next episode of each environment may find one, and evaluation has some too.
+    warm = WarmWorkers(2 * config.rollout.concurrency)
 
     async def build(name: str, section: EnvironmentSection) -> EnvironmentHost:
         is_apart = section.placement == "inline" and not plays
         placed = section.model_copy(update={"placement": "process"} if is_apart else {})
         call_s, label = config.limits_of(name).tool_s, f"environment-{name}"
         if known is not None:
-            return build_described_host(placed, known[name], call_s, logs, label)
-        return await build_host(placed, call_s, logs, label, on_phase=on_phase)
+            return build_described_host(placed, known[name], call_s, logs, label, warm)
+        return await build_host(placed, call_s, logs, label, on_phase=on_phase, warm=warm)
 
     outcomes = await asyncio.gather(
         *(build(name, section) for name, section in config.environments.items()), return_exceptions=True

@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from agentrl import codec
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.hosting import build_served_host
+from agentrl.envs.process import WarmWorkers
 from agentrl.process.loop import run_async
 from agentrl.protocols import EnvironmentHost
 from agentrl.serving.app import build_app
@@ -139,10 +140,11 @@ class ServerWorker:
 async def build_hosts(options: ServerOptions, worker: int) -> dict[str, EnvironmentHost]:
     """Where the instances of each environment live. Raises ConfigError if one cannot be had."""
     hosts: dict[str, EnvironmentHost] = {}
+    warm = WarmWorkers(options.limits.most)
     for number, (name, values) in enumerate(options.environments.items()):
         config = EnvironmentConfig(name=name, options=dict(values))
         label = f"server-{worker}-{number}"
-        hosts[name] = await build_served_host(config, options.limits.call_s, Path(options.logs), label)
+        hosts[name] = await build_served_host(config, options.limits.call_s, Path(options.logs), label, warm)
     return hosts
 
 

@@ -11,7 +11,7 @@ from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_host
 from agentrl.envs.inline import InlineHost
-from agentrl.envs.process import ProcessHost
+from agentrl.envs.process import ProcessHost, WarmWorkers
 from agentrl.envs.starting import WorkerCommand
 from agentrl.orchestration.transcripts import Teacher
 from agentrl.rewards.verifier import Verifier
@@ -169,6 +169,24 @@ async def test_an_environment_that_cannot_be_closed_costs_its_worker_and_not_the
     assert await play(where) == 1.0
     assert (where._all, where._idle) == (set(), [])
     await where.close()
+
+
+async def test_of_all_environments_no_more_workers_wait_than_there_is_room_for(tmp_path):
+    warm = WarmWorkers(2)
+    command, description = WorkerCommand(NAME, {}, tmp_path), faulty.describe(FaultyOptions())
+    hosts = [ProcessHost(command, description, 30.0, warm=warm) for _ in range(3)]
+    for where in hosts:
+        assert await play(where) == 1.0
+    assert [len(where._all) for where in hosts] == [0, 1, 1]
+    first = pid_of(hosts[1])
+    async with hosts[1].open(TASK) as environment:  # one that plays does not wait, and is not ended
+        assert await play(hosts[0]) == 1.0
+        assert [len(where._all) for where in hosts] == [1, 1, 1]
+        await environment.start()
+    assert pid_of(hosts[1]) == first
+    assert [len(where._all) for where in hosts] == [1, 1, 0]
+    for where in hosts:
+        await where.close()
 
 
 async def test_an_episode_that_is_cut_off_takes_its_worker_along(tmp_path):
