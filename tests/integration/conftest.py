@@ -6,6 +6,8 @@ The conformance tests are those that use `engine` or one of its kind. They run a
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from agentrl.inference.config import SGLangEngineConfig
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.testing.tiny_moe import make_tiny_moe_model
 from tests.servers.sglang import sglang_config
+from tests.storms.kill_runs import warm_start
 
 ENGINE_TOKEN = "secret-of-the-tests"
 # Fixtures that give an engine of the chosen server, by the kind of engine; each kind starts once, in this order.
@@ -33,6 +36,19 @@ ENGINES = {
 }
 EMBEDDED_ONLY = {"embedded", "exact_server"}
 SGLANG_ONLY = {"sharded_engine", "sglang"}
+
+
+@pytest.fixture(scope="session")
+def calling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that calls tools, made once for all processes of this test run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "calling.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "calling" / "model" / "config.json").is_file():
+            warm_start(folder / "calling")
+    return folder / "calling" / "model"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

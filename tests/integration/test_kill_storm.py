@@ -6,17 +6,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.process.crash_points import CRASH_POINTS
-from tests.storms.kill_runs import warm_start
 from tests.storms.kill_storm import found_without, kill_at_points, kill_at_random, kill_partners_at_random
 from tests.storms.run_account import RunAccount
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 NUM_KILLS = 16
-
-
-@pytest.fixture(scope="module")
-def calling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_start(tmp_path_factory.mktemp("calling"))
 
 
 def test_killed_at_random_a_run_loses_nothing_and_does_nothing_twice(calling_model: Path, tmp_path: Path) -> None:

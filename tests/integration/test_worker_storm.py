@@ -5,17 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.storms.kill_runs import warm_start
 from tests.storms.run_account import RunAccount
 from tests.storms.worker_storm import found_without_tokens, kill_workers, metric
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 NUM_KILLS = 9
-
-
-@pytest.fixture(scope="module")
-def calling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return warm_start(tmp_path_factory.mktemp("calling"))
 
 
 def test_a_run_whose_workers_are_killed_loses_nothing_and_does_nothing_twice(
