@@ -87,7 +87,11 @@ CorrectionConfig = Annotated[NoCorrectionConfig | TisConfig | IcePopConfig, Fiel
 
 def is_corrected_by_loss(config: LossConfig) -> bool:
     """Whether the loss itself takes its ratio against mu, so that a weight on top would count it twice."""
-    return not (isinstance(config, PpoConfig) and config.proximal == "recomputed")
+    match config:
+        case PpoConfig():
+            return config.proximal != "recomputed"
+        case CispoConfig() | DppoConfig():
+            return True
 
 
 class AlgorithmConfig(ConfigModel):

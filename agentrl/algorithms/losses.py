@@ -76,4 +76,8 @@ def token_loss(
 
 def vanishes_without_advantage(config: LossConfig) -> bool:
     """Whether tokens of advantage 0 have no gradient, so that they need not be computed."""
-    return not (isinstance(config, DppoConfig) and config.kl_weight > 0)
+    match config:
+        case PpoConfig() | CispoConfig():
+            return True
+        case DppoConfig():
+            return config.kl_weight == 0

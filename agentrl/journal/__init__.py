@@ -2,8 +2,8 @@
 
 **Segments** (``<writer>-00000001.journal``) are the truth. They are appended to, synced, and never changed. Every frame
 proves itself, a segment has one writer, and nothing is locked or mapped, so a crash or a loss of power costs at most
-what nobody was told is safe, on shared storage as on a local disk. Each writer waits for its disk in a thread of the
-run, and one sync serves all entries that came during the one before it. Any number of writers share a folder: an
+what nobody was told is safe, on shared storage as on a local disk. Each writer waits for its disk in a thread of its
+process, and one sync serves all entries that came during the one before it. Any number of writers share a folder: an
 episode's entries are put in order by the fencing tokens of those that held it.
 
 **The archive** (``episodes/consumed-<step>-<digest>-<number>.parquet``) holds what a checkpoint has made final: one row

@@ -8,6 +8,6 @@ conditions make that sound. It must ask for the same, which is checked at every 
 tokens and at every action by its calls; one that reads a clock or draws chance elsewhere than in its context is
 found at the first difference and its episode fails as `scaffold(nondeterministic)`. And nothing it hears again may
 happen again: recorded results stand for calls, and the environment behind them is brought to the same place in a
-way that its author declared (`environments.py`). What is not recorded costs nothing to lose: a reply that no
+way that its author declared (`environment_recovery.py`). What is not recorded costs nothing to lose: a reply that no
 one had heard is drawn again, with the same random numbers.
 """
