@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.base import ConfigModel
-from agentrl.envs.virtual import is_path
 
 
 class EnvironmentConfig(ConfigModel):
@@ -58,6 +56,8 @@ class EnvironmentConfig(ConfigModel):
     @field_validator("requirements")
     @classmethod
     def _are_requirements(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        from packaging.requirements import InvalidRequirement, Requirement  # few recipes have any
+
         for line in lines:
             if is_path(line):
                 if not Path(line).expanduser().exists():
@@ -69,3 +69,8 @@ class EnvironmentConfig(ConfigModel):
                 reason = str(error).splitlines()[0]
                 raise ValueError(f"'{line}' is no requirement of pip ({reason}); write it like numpy==2.1") from None
         return lines
+
+
+def is_path(line: str) -> bool:
+    """Whether a requirement names a folder or a wheel instead of a distribution."""
+    return line.startswith((".", "/", "~"))

@@ -28,6 +28,8 @@ from packaging.requirements import Requirement
 
 import agentrl
 from agentrl import registry
+from agentrl.config.cache import cache_folder
+from agentrl.envs.config import is_path
 from agentrl.process.remote import tail
 from agentrl.types.errors import ConfigError
 
@@ -62,11 +64,6 @@ class Requirements:
             for file in sorted(_files(Path(line))) if is_path(line) else ():
                 digest.update(file.read_bytes())
         return digest.hexdigest()[:32]
-
-
-def is_path(line: str) -> bool:
-    """Whether a requirement names a folder or a wheel instead of a distribution."""
-    return line.startswith((".", "/", "~"))
 
 
 def requirements_of(name: str, more: Sequence[str]) -> tuple[str, Requirements]:
@@ -113,9 +110,11 @@ async def make_python(
 
 
 async def _made(name: str, requirements: Requirements, log: Path, on_phase: Callable[[str], object]) -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl" / "venvs"
-    folder = root / requirements.digest()
-    root.mkdir(parents=True, exist_ok=True)
+    cache = cache_folder()
+    if cache is None:
+        raise ConfigError(f"environment '{name}': there is no home for its virtual environment; set XDG_CACHE_HOME")
+    folder = cache / "venvs" / requirements.digest()
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         async with asyncio.timeout(INSTALL_S), _alone(folder.with_suffix(".lock")):
             if (folder / _LOCK).is_file():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ import transformers
 from transformers import PreTrainedConfig
 
 import agentrl
+from agentrl.config.cache import cache_folder
 from agentrl.models.probe import Probe, make_probe
 from agentrl.models.support import read_config, refusal
 from agentrl.models.verified import VERIFIED
@@ -124,10 +124,8 @@ def _verdict_file(folder: Path, side: str, packages: Sequence[str]) -> Path | No
     for package in sorted({"models", *packages}):
         for source in sorted((root / package).glob("*.py")):
             digest.update(source.read_bytes())
-    with suppress(RuntimeError):
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(cache) / "agentrl" / "verdicts" / f"{digest.hexdigest()[:32]}.json"
-    return None
+    cache = cache_folder()
+    return None if cache is None else cache / "verdicts" / f"{digest.hexdigest()[:32]}.json"
 
 
 def _read(file: Path) -> Verdict | None:
