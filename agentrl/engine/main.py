@@ -20,7 +20,8 @@ from agentrl.engine.verification import check_engine
 from agentrl.models.verification import require
 from agentrl.process.loop import run_async
 from agentrl.process.parent import STOP_SIGNALS
-from agentrl.types.errors import ConfigError, EngineError
+from agentrl.process.ports import bind
+from agentrl.types.errors import ConfigError
 
 _EXIT_S = 5.0
 
@@ -33,9 +34,8 @@ def run_engine(
     `on_ready` is told the address as soon as requests are taken.
 
     Raises:
-        ConfigError: the machine lacks the device, the model cannot be loaded, or its architecture is not one that the
-            engine computes rightly.
-        EngineError: the port cannot be had.
+        ConfigError: the machine lacks the device, the port cannot be had, the model cannot be loaded, or its
+            architecture is not one that the engine computes rightly.
     """
     _check_device(options.device)
     torch.set_num_threads(options.threads)
@@ -60,23 +60,6 @@ def _check_device(name: str) -> None:
             f"--device {name}: torch {torch.__version__} finds {num_gpus} CUDA devices here; give cpu or a smaller "
             "number, or install a build of torch for this machine's GPUs"
         )
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that has the port, which shows before a model is loaded whether it can be had.
-
-    Raises:
-        EngineError: the port is somebody else's, or the host not this machine.
-    """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        message = f"port {port} of {host} cannot be had: {error}; give another --port, or another --host"
-        raise EngineError(message) from error
-    return listener
 
 
 async def _serve(

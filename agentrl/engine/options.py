@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.base import ConfigModel, parse_config
+from agentrl.process.ports import is_loopback
 from agentrl.types.errors import ConfigError
 
 
@@ -73,12 +74,13 @@ class EngineOptions(ConfigModel):
     @field_validator("host")
     @classmethod
     def _is_address(cls, host: str) -> str:
-        _is_loopback(host)
+        if host != "localhost":
+            ipaddress.ip_address(host)
         return host
 
     @model_validator(mode="after")
     def _needs_token_off_loopback(self) -> EngineOptions:
-        if not _is_loopback(self.host) and self.token is None:
+        if not is_loopback(self.host) and self.token is None:
             raise ValueError(f"host {self.host} can be reached by others; give --token, or listen on 127.0.0.1")
         return self
 
@@ -101,8 +103,3 @@ def parse_engine_options(values: Mapping[str, Any], source: str) -> EngineOption
         place = nested.setdefault(inner[name], {}) if name in inner else nested
         place[name] = value
     return parse_config(EngineOptions, nested, source)
-
-
-def _is_loopback(host: str) -> bool:
-    """Raises ValueError if it is no address."""
-    return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,10 +1,14 @@
-"""Ports for servers that another process is to start a little later."""
+"""Ports: for servers of this process, and for those that another one is to start a little later."""
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import socket
+from contextlib import suppress
 from pathlib import Path
+
+from agentrl.types.errors import ConfigError
 
 _FIRST = 10_000
 _LINUX_DEFAULT = 32_768
@@ -25,6 +29,30 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has the port, which shows before anything is loaded whether it can be had.
+
+    Raises:
+        ConfigError: the port is somebody else's, or the host not this machine.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        message = f"port {port} of {host} cannot be had: {error}; give another --port, or another --host"
+        raise ConfigError(message) from error
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host; of a name nobody knows, but for ``localhost``."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _is_free(host: str, port: int) -> bool:

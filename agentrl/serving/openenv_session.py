@@ -245,7 +245,7 @@ class OpenEnvSession:
 
 
 def _ordinal(index: int, size: int) -> int:
-    """When a run first comes to the task that is the `index`-th in a list. Raises ActionInvalidError."""
+    """When a run first comes to the task that is the `index`-th in a list. Raises EpisodeError."""
     if index >= size:
         raise invalid(f"index: there are {size} training tasks, and no task {index}")
     return _order(size)[index]

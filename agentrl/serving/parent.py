@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from contextlib import suppress
 
 from agentrl import codec
 from agentrl.process.parent import CHILD
+from agentrl.process.ports import bind, is_loopback
 from agentrl.process.remote import how_it_ended, kill_group, spawn
 from agentrl.process.stopping import StopSignals
 from agentrl.process.threads import run_in_thread
@@ -147,7 +147,7 @@ async def serve(options: ServerOptions, host: str, port: int, on_ready: Callable
         AgentRLError: a process cannot be kept up.
     """
     check_is_safe(host, options.token)
-    with listening_at(host, port) as listener, StopSignals().installed() as signals:
+    with bind(host, port) as listener, StopSignals().installed() as signals:
         server = EnvironmentServer(options, listener)
         address = f"http://{host}:{listener.getsockname()[1]}"
         with signals.telling(server.stop):
@@ -159,27 +159,11 @@ async def serve(options: ServerOptions, host: str, port: int, on_ready: Callable
 
 def check_is_safe(host: str, token: str | None) -> None:
     """Raises ConfigError if others than this machine's users could come in without a token."""
-    is_loopback = host == "localhost"
-    with suppress(ValueError):
-        is_loopback = is_loopback or ipaddress.ip_address(host).is_loopback
-    if not is_loopback and token is None:
+    if token is None and not is_loopback(host):
         raise ConfigError(
             f"--host {host} is reached by others, who could use the environments; give a --token-file, or "
             "--host 127.0.0.1"
         )
-
-
-def listening_at(host: str, port: int) -> socket.socket:
-    """A socket that has the port. Raises ConfigError if it is somebody else's, or the host not this machine."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        message = f"port {port} of {host} cannot be had: {error}; give another --port, or another --host"
-        raise ConfigError(message) from error
-    return listener
 
 
 async def _announce(ready: list[asyncio.Event], on_ready: Callable[[], None]) -> None:

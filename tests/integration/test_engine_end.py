@@ -16,9 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentrl.engine.main import bind
-from agentrl.process.ports import free_port
-from agentrl.types.errors import EngineError
+from agentrl.process.ports import bind, free_port
+from agentrl.types.errors import ConfigError
 
 _DEADLINE_S = 60.0
 
@@ -93,5 +92,5 @@ def test_a_port_in_use_is_an_error_that_names_it(tiny_model: Path, tmp_path: Pat
     ("host", "port"), [("192.0.2.1", 20_001), ("no-such-host.invalid", 20_001), ("127.0.0.1", 70_000)]
 )
 def test_an_address_that_is_not_this_machines_is_an_error_that_names_it(host: str, port: int) -> None:
-    with pytest.raises(EngineError, match=f"port {port} of {host} cannot be had"):
+    with pytest.raises(ConfigError, match=f"port {port} of {host} cannot be had"):
         bind(host, port)
