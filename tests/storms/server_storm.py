@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,9 @@ _DELIVERED_AFTER_S = 1.0
 _DEADLINE_S = 180.0
 _QUERY = Message(Role.ASSISTANT, "", (ToolCall("", "query", {"sql": "SELECT count(*) FROM sqlite_master"}),))
 _DIALOGUE = (*(_QUERY,) * 7, Message(Role.ASSISTANT, "the answer is 93"))
+_ALL_WAYS = ("client", "server", "connection", "connection")
+# What a protection is against: without it nothing else is ended, or whether the fault is found would be left to chance.
+_WAYS_WITHOUT = {"request_ids": ("connection",), "fencing": ("client",)}
 # What an episode may fail of: what the platform counts as infrastructure, and dispatches anew.
 _INFRASTRUCTURE = {(Boundary.ENVIRONMENT, "lost"), (Boundary.ENVIRONMENT, "busy"), (Boundary.ENVIRONMENT, "fenced")}
 
@@ -90,7 +93,7 @@ async def storm(folder: Path, model: Path, num_kills: int, seed: int, without: s
             verdict = KillVerdict(run.path, folder / "count.txt")
             async with playing(run, _DIALOGUE, delay_s=0.05) as pool:
                 one = _Storm(pool, server, proxy, verdict, random.Random(seed))
-                await one.rage(num_kills, until_fault=bool(without))
+                await one.rage(num_kills, _WAYS_WITHOUT.get(without, _ALL_WAYS), until_fault=bool(without))
             return one.judge(run.journal)
 
 
@@ -107,14 +110,14 @@ class _Storm:
         self._episodes: dict[str, Episode] = {}
         self._found = ServerVerdict()
 
-    async def rage(self, num_kills: int, until_fault: bool) -> None:
-        """End one after the other, and let what is in play come to its end."""
+    async def rage(self, num_kills: int, ways: Sequence[str], until_fault: bool) -> None:
+        """End one after the other, each in one of these ways, and let what is in play come to its end."""
         playing_all = [asyncio.create_task(self._play()) for _ in range(_AT_ONCE)]
-        ways = {"client": self._kill_client, "server": self._kill_server, "connection": self._break_connection}
+        ends = {"client": self._kill_client, "server": self._kill_server, "connection": self._break_connection}
         for number in range(1, num_kills + 1):
             await asyncio.sleep(self._rng.expovariate(1 / _MEAN_DELAY_S))
-            way = self._rng.choice(("client", "server", "connection", "connection"))
-            await ways[way]()
+            way = self._rng.choice(ways)
+            await ends[way]()
             self._found.kills[way] += 1
             self._verdict.look()
             _say(f"{number} of {num_kills}, {way}: {len(self._episodes)} episodes, {self._faults()} faults")
