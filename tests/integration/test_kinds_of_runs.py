@@ -68,7 +68,9 @@ async def test_steps_without_anything_to_learn_raise_the_version_and_interrupt_n
     assert sum(row["rollout/aborted_generations"] for row in steps) == 0
     assert (await engine.http.get("/model_info")).json()["weight_version"] == "0.5"
     assert max(row["buffer/staleness_max_steps"] for row in steps) <= 1, "tokens bear the version that they were told"
-    assert max(row["buffer/masked_fraction"] for row in steps) < 0.5
+    # How many tokens are masked is a matter of speed: these steps take no time. But admission lets the last step's
+    # episodes start only when the engine was told of the step before the last, so some of them are never too old.
+    assert steps[-1]["batch/trained_tokens"] > 0, "the engine's tokens bear a version older than the one it was told"
 
 
 async def test_a_run_without_a_bound_on_staleness_warns_and_masks_nothing(engine: EngineCalls, tmp_path: Path) -> None:
