@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -18,6 +18,7 @@ from agentrl.types.episode import Episode, Ticket
 from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.message import Message, ToolSpec
 from agentrl.types.rollout import Assignment, WorkerEvent
+from agentrl.types.sandbox import Command, CommandResult, Guarantee, SandboxSpec
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import WeightGroup, WeightSource
@@ -140,6 +141,55 @@ class EnvironmentHost(Closing, Protocol):
 
     def open(self, task: Task, origin: Origin | None = None) -> AbstractAsyncContextManager[DurableEnvironment]:
         """An environment for one episode, fresh or from its origin; freed, or killed, at the end of the block."""
+
+
+class Sandbox(Closing, Protocol):
+    """Where an episode's commands run; it outlives the process that uses it, for a while."""
+
+    async def run(self, command: Command, effect_id: str) -> CommandResult:
+        """Run a command at most once under this id; a second call gives the result of the first. Raises EpisodeError."""
+
+    async def outcome(self, effect_id: str) -> CommandResult | None:
+        """What became of a command, waiting for its end; None if it was never begun."""
+
+    async def write(self, path: str, content: AsyncIterable[bytes]) -> None:
+        """Write a file. Raises EpisodeError (boundary sandbox, kind files) if it cannot be."""
+
+    def read(self, path: str) -> AsyncIterator[bytes]:
+        """The content of a file. Raises EpisodeError (boundary sandbox, kind files) if it cannot be read."""
+
+    async def unpack(self, archive: AsyncIterable[bytes], folder: str) -> None:
+        """Unpack a tar archive. Raises EpisodeError (kind files), also if a member of it is outside the folder."""
+
+    def pack(self, folder: str) -> AsyncIterator[bytes]:
+        """A folder as a tar archive, which nobody has checked: read it by `agentrl.sandbox.archives`."""
+
+    async def snapshot(self) -> str:
+        """Keep the files as they are; the name opens sandboxes that begin with them, until the run ends."""
+
+    async def remember(self, state: bytes) -> None:
+        """Keep some bytes beside the sandbox, out of the reach of its commands."""
+
+    async def recall(self) -> bytes | None:
+        """What was kept last."""
+
+    def handle(self) -> str:
+        """Names the live sandbox, so that it can be attached to from another process."""
+
+    async def detach(self) -> None:
+        """Leave it alive: a `close` that follows frees only what is on this side."""
+
+
+class SandboxHost(Closing, Protocol):
+    """Where sandboxes are made."""
+
+    guarantees: frozenset[Guarantee]
+
+    async def open(self, spec: SandboxSpec, snapshot: str | None = None) -> Sandbox:
+        """A sandbox, empty or with the files of a snapshot. Raises EpisodeError if it cannot be had."""
+
+    async def attach(self, handle: str, token: int) -> Sandbox:
+        """A live sandbox; who used it under a smaller token no longer can. Raises EpisodeError (kind lost) if gone."""
 
 
 class AgentContext(Protocol):
