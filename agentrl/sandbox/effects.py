@@ -1,0 +1,88 @@
+"""The effect log of one sandbox: every command by its id, with what became of it.
+
+It is kept in the keeper's memory, out of reach of whatever runs in the sandbox, and for exactly as long as the sandbox
+itself: a caller that died finds both or neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from agentrl.sandbox.backend import Place
+from agentrl.types.sandbox import Command, CommandResult, Ended
+
+_KILLED = 137
+
+
+class Capture:
+    """The beginnings of what a command writes; what is over the limit is counted and let go."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._kept = bytearray(), bytearray()
+        self._sizes = [0, 0]
+
+    async def stdout(self, data: bytes) -> None:
+        """The next bytes of stdout."""
+        self._take(0, data)
+
+    async def stderr(self, data: bytes) -> None:
+        """The next bytes of stderr."""
+        self._take(1, data)
+
+    def result(self, exit_code: int, seconds: float, ended: Ended) -> CommandResult:
+        """The command's result with what was kept."""
+        out, err = (bytes(kept) for kept in self._kept)
+        return CommandResult(exit_code, out, err, *self._sizes, seconds, ended)
+
+    def _take(self, stream: int, data: bytes) -> None:
+        self._sizes[stream] += len(data)
+        self._kept[stream].extend(data[: max(0, self._most_bytes - len(self._kept[stream]))])
+
+
+class EffectLog:
+    """Runs the commands of a place, one at a time, each at most once."""
+
+    def __init__(self, place: Place, lock: asyncio.Lock) -> None:
+        """Whoever else uses the place holds `lock` meanwhile."""
+        self._place, self._lock = place, lock
+        self._effects: dict[str, asyncio.Task[CommandResult]] = {}
+
+    async def run(self, effect_id: str, command: Command) -> CommandResult:
+        """What the command gives, or gave when it was begun under this id; goes on when its caller is gone.
+
+        Waits for: the command, and those before it. Unblocked by: its end or its deadline.
+        """
+        if effect_id not in self._effects:
+            self._effects[effect_id] = asyncio.create_task(self._run(command), name=f"effect-{effect_id}")
+        return await asyncio.shield(self._effects[effect_id])
+
+    async def outcome(self, effect_id: str) -> CommandResult | None:
+        """What became of an effect, None if it was never begun. Waits and is unblocked as `run`."""
+        known = self._effects.get(effect_id)
+        return None if known is None else await asyncio.shield(known)
+
+    async def end(self) -> None:
+        """Kill what runs."""
+        running = [task for task in self._effects.values() if not task.done()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run(self, command: Command) -> CommandResult:
+        async with self._lock:
+            output, started = Capture(command.max_output_bytes), time.monotonic()
+            try:
+                async with asyncio.timeout(command.timeout_s):
+                    ended = await self._place.run(command, _whole(command.stdin), output)
+            except TimeoutError:
+                return output.result(_KILLED, time.monotonic() - started, Ended.TIMEOUT)
+            how = Ended.MEMORY if ended.is_out_of_memory else Ended.EXITED
+            return output.result(ended.code, time.monotonic() - started, how)
+
+
+async def _whole(data: bytes) -> AsyncIterator[bytes]:
+    if data:
+        yield data

@@ -1,0 +1,53 @@
+"""A program's three streams, carried between it and whoever runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from agentrl.sandbox.backend import Output
+
+_CHUNK_BYTES = 1 << 16
+
+
+async def carry(process: Process, stdin: AsyncIterator[bytes], output: Output) -> int:
+    """Feed a program and take what it writes until it has ended; returns its exit code.
+
+    Waits for: its end, and that of its outputs. Unblocked by: these; the caller sets the deadline and kills.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    feeding = asyncio.create_task(_feed(process.stdin, stdin), name="stdin")
+    taking = [
+        asyncio.create_task(_take(process.stdout, output.stdout), name="stdout"),
+        asyncio.create_task(_take(process.stderr, output.stderr), name="stderr"),
+    ]
+    try:
+        await asyncio.gather(*taking)
+        code = await process.wait()
+        # A program may leave the rest of what it is given; but what went wrong in giving it is not to be lost.
+        if feeding.done():
+            feeding.result()
+        return code
+    finally:
+        for task in (feeding, *taking):
+            task.cancel()
+        await asyncio.gather(feeding, *taking, return_exceptions=True)
+
+
+async def _feed(writer: asyncio.StreamWriter, chunks: AsyncIterator[bytes]) -> None:
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            async for chunk in chunks:
+                writer.write(chunk)
+                await writer.drain()
+    finally:
+        writer.close()
+
+
+async def _take(reader: asyncio.StreamReader, give: Callable[[bytes], Awaitable[None]]) -> None:
+    while chunk := await reader.read(_CHUNK_BYTES):
+        await give(chunk)

@@ -1,0 +1,187 @@
+"""The sandboxes of one keeper: made, kept warm, attached to, and ended when nobody uses them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from agentrl import codec
+from agentrl.sandbox.backend import Backend, Place
+from agentrl.sandbox.config import SandboxConfig
+from agentrl.sandbox.effects import EffectLog
+from agentrl.types.errors import Boundary, EpisodeError, deadline
+from agentrl.types.sandbox import SandboxSpec
+
+_CLOSE_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class KeptSandbox:
+    """A live sandbox; who has `token` may use it. `users` counts connections, `left` is when the last one went."""
+
+    handle: str
+    place: Place
+    token: int = 0
+    state: bytes | None = None
+    users: int = 0
+    left: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    effects: EffectLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.effects = EffectLog(self.place, self.lock)
+
+    def check(self, token: int) -> None:
+        """Raises EpisodeError (boundary sandbox, kind fenced) unless the token is the newest."""
+        if token != self.token:
+            message = f"another worker has gone on in sandbox {self.handle} under token {self.token}, this has {token}"
+            raise EpisodeError(Boundary.SANDBOX, "fenced", message)
+
+
+class WarmPlaces:
+    """Fresh places of the specs that were asked for last, at most `most` in all, made when one is taken."""
+
+    def __init__(self, backend: Backend, most: int) -> None:
+        self._backend, self._most = backend, most
+        self._places: OrderedDict[bytes, deque[Place]] = OrderedDict()
+        self._making: set[asyncio.Task[None]] = set()
+
+    def take(self, spec: SandboxSpec) -> Place | None:
+        """A fresh place if there is one; another is made in the background."""
+        places = self._places.setdefault(_key(spec), deque())
+        self._places.move_to_end(_key(spec))
+        # Without one at hand two are begun, until there are as many as can be.
+        for _ in range(1 if places else 2):
+            if self._most and len(self._making) < self._most:
+                task = asyncio.create_task(self._make(spec), name="warm-sandbox")
+                self._making.add(task)
+                task.add_done_callback(self._making.discard)
+        return places.popleft() if places else None
+
+    async def close(self) -> None:
+        """End all of them."""
+        for task in self._making:
+            task.cancel()
+        await asyncio.gather(*self._making, return_exceptions=True)
+        for places in self._places.values():
+            await asyncio.gather(*(place.close() for place in places))
+        self._places.clear()
+
+    async def _make(self, spec: SandboxSpec) -> None:
+        if sum(map(len, self._places.values())) >= self._most and not await self._end_oldest(_key(spec)):
+            return
+        try:
+            place = await self._backend.create(spec)
+        except EpisodeError as error:
+            _log.warning("no sandbox could be made ahead: %s", error)
+            return
+        self._places.setdefault(_key(spec), deque()).append(place)
+
+    async def _end_oldest(self, key: bytes) -> bool:
+        """Make room by ending a place of the spec that was asked for longest ago; False if all are of this one."""
+        for other in list(self._places):
+            if other != key and self._places[other]:
+                await self._places[other].popleft().close()
+                return True
+            if other != key:
+                del self._places[other]
+        return False
+
+
+class SandboxTable:
+    """All sandboxes that live, by handle."""
+
+    def __init__(self, backend: Backend, config: SandboxConfig) -> None:
+        self.backend = backend
+        self._config = config
+        self._kept: dict[str, KeptSandbox] = {}
+        self._room = asyncio.Semaphore(config.most)
+        self._warm = WarmPlaces(backend, config.warm)
+        self._snapshots = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def open(self, spec: SandboxSpec, snapshot: str | None) -> KeptSandbox:
+        """A sandbox of its own.
+
+        Waits for: room, and the backend. Unblocked by: the end of another one, or `open_s`.
+
+        Raises:
+            EpisodeError: boundary sandbox: the backend does not enforce what is asked (kind guarantee), or cannot.
+        """
+        _check_guarantees(self.backend, spec)
+        async with deadline("sandbox.open", self._config.open_s):
+            await self._room.acquire()
+            try:
+                place = (self._warm.take(spec) if snapshot is None else None) or await self.backend.create(
+                    spec, snapshot
+                )
+            except BaseException:
+                self._room.release()
+                raise
+        kept = KeptSandbox(secrets.token_hex(8), place)
+        self._kept[kept.handle] = kept
+        return kept
+
+    def attach(self, handle: str, token: int) -> KeptSandbox:
+        """A live sandbox for the holder of a token. Raises EpisodeError (boundary sandbox, kinds lost and fenced)."""
+        kept = self._kept.get(handle)
+        if kept is None:
+            raise EpisodeError(Boundary.SANDBOX, "lost", f"no sandbox {handle} lives here any more")
+        if token < kept.token:
+            kept.check(token)
+        kept.token = token
+        return kept
+
+    async def snapshot(self, kept: KeptSandbox) -> str:
+        """Keep a sandbox's files. Waits for: its command. Unblocked by: the end of that, or its deadline."""
+        name = f"snapshot-{next(self._snapshots)}"
+        async with kept.lock:
+            await kept.place.snapshot(name)
+        return name
+
+    async def end(self, kept: KeptSandbox) -> None:
+        """End a sandbox with all that runs in it; safe to call twice."""
+        if self._kept.pop(kept.handle, None) is None:
+            return
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await kept.effects.end()
+                await kept.place.close()
+        except (EpisodeError, TimeoutError, OSError) as error:
+            _log.warning("sandbox %s could not be removed: %r", kept.handle, error)
+        finally:
+            self._room.release()
+
+    async def end_abandoned(self) -> None:
+        """End those that nobody has used for `abandoned_s`."""
+        before = time.monotonic() - self._config.abandoned_s
+        for kept in [kept for kept in self._kept.values() if not kept.users and kept.left < before]:
+            _log.warning("sandbox %s is ended, nobody came back to it", kept.handle)
+            await self.end(kept)
+
+    async def close(self) -> None:
+        """End all."""
+        await asyncio.gather(*(self.end(kept) for kept in list(self._kept.values())))
+        await self._warm.close()
+        await self.backend.close()
+
+
+def _check_guarantees(backend: Backend, spec: SandboxSpec) -> None:
+    lacking = sorted(spec.asked - backend.guarantees)
+    if lacking:
+        reasons = "; ".join(f"{lack}: {backend.missing.get(lack, 'not by this backend')}" for lack in lacking)
+        raise EpisodeError(
+            Boundary.SANDBOX, "guarantee", f"the task asks for what this sandbox does not enforce here: {reasons}"
+        )
+
+
+def _key(spec: SandboxSpec) -> bytes:
+    return codec.encode(spec)
