@@ -147,7 +147,7 @@ class Sandbox(Closing, Protocol):
     """Where an episode's commands run; it outlives the process that uses it, for a while."""
 
     async def run(self, command: Command, effect_id: str) -> CommandResult:
-        """Run a command at most once under this id; a second call gives the result of the first. Raises EpisodeError."""
+        """Run a command at most once under this id; a second call gives the first one's result. Raises EpisodeError."""
 
     async def outcome(self, effect_id: str) -> CommandResult | None:
         """What became of a command, waiting for its end; None if it was never begun."""
@@ -183,10 +183,14 @@ class Sandbox(Closing, Protocol):
 class SandboxHost(Closing, Protocol):
     """Where sandboxes are made."""
 
-    guarantees: frozenset[Guarantee]
+    async def guarantees(self) -> frozenset[Guarantee]:
+        """What sandboxes here really enforce."""
 
-    async def open(self, spec: SandboxSpec, snapshot: str | None = None) -> Sandbox:
-        """A sandbox, empty or with the files of a snapshot. Raises EpisodeError if it cannot be had."""
+    async def open(self, spec: SandboxSpec, snapshot: str | None = None, beside: str | None = None) -> Sandbox:
+        """A sandbox, empty or with the files of a snapshot; `beside` is the handle of one that the caller has.
+
+        Raises EpisodeError if it cannot be had.
+        """
 
     async def attach(self, handle: str, token: int) -> Sandbox:
         """A live sandbox; who used it under a smaller token no longer can. Raises EpisodeError (kind lost) if gone."""

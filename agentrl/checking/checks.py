@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from agentrl.checking.subject import Finding, Subject, Verdict
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_host
+from agentrl.sandbox.config import SandboxConfig
+from agentrl.sandbox.starting import sandboxes
 from agentrl.types.errors import EpisodeError
 from agentrl.types.task import Split
 
@@ -46,13 +48,21 @@ _SEED = 0
 
 @asynccontextmanager
 async def opened(
-    name: str, options: Mapping[str, Any], num_tasks: int, max_turns: int, call_s: float = CALL_S
+    name: str,
+    options: Mapping[str, Any],
+    num_tasks: int,
+    max_turns: int,
+    call_s: float = CALL_S,
+    sandbox: SandboxConfig | None = None,
 ) -> AsyncIterator[Subject]:
     """The environment, in worker processes, as one to be played or checked. Raises ConfigError or EpisodeError."""
     definition = load_environment(name)
-    with tempfile.TemporaryDirectory(prefix="agentrl-check-") as folder:
+    async with AsyncExitStack() as ending:
+        folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-check-"))
+        keeper = await ending.enter_async_context(sandboxes(sandbox or SandboxConfig(), "check"))
         host = await build_host(EnvironmentConfig(name=name, options=dict(options)), call_s, Path(folder))
         try:
+            await keeper.start_for([host.description])
             size = host.description.num_tasks
             counts = {Split.TRAIN: min(num_tasks, size or num_tasks), Split.HELDOUT: max(num_tasks // 4, 1)}
             tasks = [task for split in Split for task in await host.sample(split, _SEED, range(counts[split]))]

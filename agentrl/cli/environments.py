@@ -29,6 +29,7 @@ environments = typer.Typer(help="Environments.", no_args_is_help=True, rich_mark
 
 Name = Annotated[str, typer.Argument(help="Registered name, or module:attribute.")]
 Options = Annotated[str, typer.Option("--options", help="The environment's options, as JSON.")]
+SandboxKind = Annotated[str, typer.Option(help="Sandboxes, if it asks for some: bwrap, docker or local.")]
 MaxTurns = Annotated[int, typer.Option(min=1, help="Turns after which an episode is cut off.")]
 _SHOWN = 2000  # characters of a message
 
@@ -60,6 +61,7 @@ def run(
     max_turns: MaxTurns = 20,
     seed: Annotated[int, typer.Option(help="Of the policy's chance.")] = 0,
     options: Options = "{}",
+    sandbox: SandboxKind = "bwrap",
 ) -> None:
     """Play episodes and print them.
 
@@ -67,7 +69,7 @@ def run(
     """
     from agentrl.cli.tables import wide_console
 
-    asyncio.run(_play(wide_console(), name, policy, model, episodes, max_turns, seed, _parsed(options)))
+    asyncio.run(_play(wide_console(), name, policy, model, episodes, max_turns, seed, _parsed(options), sandbox))
 
 
 @environments.command("check")
@@ -77,12 +79,13 @@ def check(
     tasks: Annotated[int, typer.Option(min=2, help="Training tasks that are played.")] = 12,
     max_turns: MaxTurns = 20,
     options: Options = "{}",
+    sandbox: SandboxKind = "bwrap",
 ) -> None:
     """Try whether an environment keeps what it promises; the exit status is 1 where it does not."""
     from agentrl.checking.subject import Verdict
     from agentrl.cli.tables import wide_console
 
-    findings = asyncio.run(_check(wide_console(), name, tasks, max_turns, _parsed(options)))
+    findings = asyncio.run(_check(wide_console(), name, tasks, max_turns, _parsed(options), sandbox))
     failed = [finding for finding in findings if finding.verdict is Verdict.FAILED]
     typer.echo()
     if failed:
@@ -126,6 +129,7 @@ def serve(
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds that sessions have to end once it is to stop.")] = 60.0,
     max_message_mb: Annotated[float, typer.Option(min=0.001, help="Largest message.")] = 16.0,
     logs: Annotated[Path | None, typer.Option(help="Folder for what environments write.")] = None,
+    sandbox: SandboxKind = "bwrap",
 ) -> None:
     """Serve environments to runs on this and other machines, until interrupted.
 
@@ -145,6 +149,7 @@ def serve(
             SessionLimits(max_sessions, call_s, idle_s, session_s),
             drain_s,
             int(max_message_mb * 2**20),
+            sandbox,
         )
         run_async(
             serve_until_stopped(
@@ -156,11 +161,14 @@ def serve(
         )
 
 
-async def _check(console: Console, name: str, tasks: int, max_turns: int, options: dict[str, Any]) -> list[Finding]:
+async def _check(
+    console: Console, name: str, tasks: int, max_turns: int, options: dict[str, Any], sandbox: str
+) -> list[Finding]:
     from agentrl.checking import checks
+    from agentrl.sandbox.config import SandboxConfig
 
     findings: list[Finding] = []
-    async with checks.opened(name, options, tasks, max_turns) as subject:
+    async with checks.opened(name, options, tasks, max_turns, sandbox=SandboxConfig(kind=sandbox)) as subject:
         console.print(f"{subject.name}: {subject.definition.description}\n")
         with console.status("") as status:
             for name_of_check in checks.CHECKS:
@@ -195,13 +203,17 @@ async def _play(
     max_turns: int,
     seed: int,
     options: dict[str, Any],
+    sandbox: str,
 ) -> None:
     from agentrl.checking.checks import opened
     from agentrl.checking.playing import play
+    from agentrl.sandbox.config import SandboxConfig
 
     rewards: list[float] = []
     async with AsyncExitStack() as stack:
-        subject = await stack.enter_async_context(opened(name, options, episodes, max_turns))
+        subject = await stack.enter_async_context(
+            opened(name, options, episodes, max_turns, sandbox=SandboxConfig(kind=sandbox))
+        )
         make = await _player(stack, subject, policy, model)
         shown = _Shown(console)
         for number, task in enumerate(subject.train_tasks[:episodes]):

@@ -83,6 +83,8 @@ class ToolEnvironment(ABC, Generic[Options]):
         self.task = task
         self.answer: str | None = None
         self._is_done = False
+        self.call_id = ""
+        """Id of the call that is being carried out; empty outside of tools."""
         self.prepare()
 
     @property
@@ -134,7 +136,11 @@ class ToolEnvironment(ABC, Generic[Options]):
             messages = () if said is None else (Message(Role.USER, said),)
             return StepResult(messages, is_done=said is None or self._is_done)
         toolbox = toolbox_of(type(self))
-        replies = [Message(Role.TOOL, await toolbox.call(self, c), tool_call_id=c.id) for c in action.tool_calls]
+        replies = []
+        for called in action.tool_calls:
+            self.call_id = called.id
+            replies.append(Message(Role.TOOL, await toolbox.call(self, called), tool_call_id=called.id))
+        self.call_id = ""
         return StepResult(tuple(replies), is_done=self._is_done)
 
     async def score(self) -> Score:
@@ -145,7 +151,11 @@ class ToolEnvironment(ABC, Generic[Options]):
 
     async def snapshot(self) -> bytes:
         """The state, for environments with `save` and `load`."""
-        return json.dumps({"answer": self.answer, "is_done": self._is_done, "state": self.save()}).encode()
+        return self.packed(self.save())
+
+    def packed(self, state: Any) -> bytes:
+        """What `restore` takes: a state, and where the conversation is."""
+        return json.dumps({"answer": self.answer, "is_done": self._is_done, "state": state}).encode()
 
     async def close(self) -> None:
         """Free what is held."""

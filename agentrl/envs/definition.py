@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -71,9 +72,13 @@ class EnvironmentDefinition(Generic[Options]):
     """Makes an instance from what another's `snapshot` gave; options, task and snapshot."""
     reattach: Callable[[Options, Task, str], AttachableEnvironment] | None = None
     """Makes an instance over the live session that another's `handle` named; raises if it is gone."""
-    reattach_fenced: Callable[[Options, Task, str, int], AttachableEnvironment] | None = None
+    reattach_fenced: (
+        Callable[[Options, Task, str, int], AttachableEnvironment | Awaitable[AttachableEnvironment]] | None
+    ) = None
     """As `reattach`, and used in its place, with the worker's fencing token behind the handle: from then on the session
     should refuse whoever reattached under a smaller token, and the worker that began it."""
+    needs_sandbox: bool = False
+    """Its instances ask the run's keeper for sandboxes; one is started for it, wherever it is played."""
     num_tasks: Callable[[Options], int | None] | None = None
     """Number of training tasks with these options, for an environment that has a list of them: `sample_task` is then
     asked for ordinals below it only, each once in every epoch. Without it, or with None, training tasks are endless."""
@@ -90,7 +95,7 @@ class EnvironmentDefinition(Generic[Options]):
         if size is not None and size < 1:
             raise ConfigError(f"environment '{self.name}' has {size} training tasks; its options may leave out all")
         python = None if self.interpreter is None else str(self.interpreter.absolute())
-        return EnvironmentDescription(self.name, self.recovery, size, self.placement, python)
+        return EnvironmentDescription(self.name, self.recovery, size, self.placement, python, self.needs_sandbox)
 
     def sampler(self, options: Options, split: Split, seed: int) -> Callable[[int], Task]:
         """Gives the tasks of a split in a run's order, counted from 0. Raises ConfigError if there are none."""
@@ -104,17 +109,20 @@ class EnvironmentDefinition(Generic[Options]):
         sampler = self.sampler(options, split, seed)
         return [sampler(ordinal) for ordinal in ordinals]
 
-    def make(self, options: Options, task: Task, origin: Origin | None) -> Environment:
+    async def make(self, options: Options, task: Task, origin: Origin | None) -> Environment:
         """An instance, fresh or from where another one was. Raises EpisodeError if that is gone."""
         if origin is not None and origin.handle is not None and self.recovery.has_handles:
             with boundary(Boundary.ENVIRONMENT, "lost", f"its session {origin.handle} cannot be reattached"):
-                return self._reattach(options, task, origin.handle, origin.token)
+                found = self._reattach(options, task, origin.handle, origin.token)
+                return await found if inspect.isawaitable(found) else found
         if origin is not None and origin.snapshot is not None and self.restore is not None:
             with boundary(Boundary.ENVIRONMENT, "lost", "its last snapshot cannot be restored"):
                 return self.restore(options, task, origin.snapshot)
         return self.create(options, task)
 
-    def _reattach(self, options: Options, task: Task, handle: str, token: int) -> Environment:
+    def _reattach(
+        self, options: Options, task: Task, handle: str, token: int
+    ) -> AttachableEnvironment | Awaitable[AttachableEnvironment]:
         if self.reattach_fenced is not None:
             return self.reattach_fenced(options, task, handle, token)
         assert self.reattach is not None

@@ -40,7 +40,7 @@ class InlineHost:
     async def open(self, task: Task, origin: Origin | None = None) -> AsyncIterator[DurableEnvironment]:
         """An environment for one episode. Raises EpisodeError if it cannot be made."""
         with boundary(Boundary.ENVIRONMENT, "create"):
-            environment = self._definition.make(self._options, task, origin)
+            environment = await self._definition.make(self._options, task, origin)
         try:
             yield WholeEnvironment(environment)
         finally:

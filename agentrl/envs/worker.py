@@ -58,9 +58,9 @@ class EnvironmentWorker:
         """Tasks of a split in a run's order."""
         return self._definition.sample(self._options, split, seed, ordinals)
 
-    def create(self, task: Task, origin: Origin | None) -> None:
+    async def create(self, task: Task, origin: Origin | None) -> None:
         """Make the environment of an episode."""
-        self._environment = self._definition.make(self._options, task, origin)
+        self._environment = await self._definition.make(self._options, task, origin)
 
     async def start(self) -> Opening:
         """The environment's opening."""

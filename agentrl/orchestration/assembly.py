@@ -27,6 +27,7 @@ from agentrl.orchestration.serving import Service, Serving, build_serving, evalu
 from agentrl.orchestration.worker_assembly import build_evaluation_pool, build_pool, num_processes
 from agentrl.orchestration.worker_pool import WorkerPool
 from agentrl.protocols import EnvironmentHost, Runtime, Trainer
+from agentrl.sandbox.starting import sandboxes
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Canary, WeightsManifest
 from agentrl.types.errors import ConfigError
@@ -105,8 +106,10 @@ async def assembled(
         ending.callback(recorder.close)
         recorder.follow({policy: config.played_by(policy) for policy in config.trained})
         chats = load_chats(config, {name: _first_model(config, start, name) for name in config.policies})
+        keeper = await ending.enter_async_context(sandboxes(config.sandbox, config.name, run.logs / "sandboxes.log"))
         hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0, on_phase=observer.on_phase)
         ending.push_async_callback(_close_all, hosts.values())
+        await keeper.start_for(host.description for host in hosts.values())
         runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)

@@ -18,6 +18,7 @@ from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineC
 from agentrl.journal.config import JournalConfig
 from agentrl.rewards.config import ScorerConfig, VerifierConfig
 from agentrl.rollouts.config import LimitsConfig, RolloutConfig, SamplingConfig, ScaffoldConfig
+from agentrl.sandbox.config import SandboxConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types.errors import ConfigError
@@ -145,6 +146,8 @@ class RunConfig(ConfigModel):
     """Policies by name; most runs have one, called main."""
     environments: Annotated[dict[str, EnvironmentSection], Field(min_length=1)]
     """What is played, by name. A run of one environment may have the sections [environment] and [scaffold] instead."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """Sandboxes of the environments that ask for some."""
     rollout: RolloutConfig = RolloutConfig()
     """How episodes are produced."""
     buffer: BufferConfig = BufferConfig()

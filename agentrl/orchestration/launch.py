@@ -6,7 +6,7 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from agentrl.process.heap import gc_frozen
 from agentrl.process.standstill import ended_by_standstill
 from agentrl.process.stopping import StopSignals
 from agentrl.rollouts.runner import played_in
+from agentrl.sandbox.starting import sandboxes
 from agentrl.types.errors import AgentRLError, RunStoppedError, StorageError
 from agentrl.types.version import FIRST_VERSION, PolicyVersion
 
@@ -122,10 +123,13 @@ async def evaluate_model(
     """
     check_evaluation(config, policy, models)
     chats = load_chats(config, models)
-    with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as logs:
+    async with AsyncExitStack() as ending:
+        logs = ending.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-eval-"))
+        keeper = await ending.enter_async_context(sandboxes(config.sandbox, config.name))
         hosts = await build_hosts(config, Path(logs), plays=num_processes(config) == 0)
         runtime = LocalRuntime(config, Path(logs))
         try:
+            await keeper.start_for(host.description for host in hosts.values())
             evaluator = await start_evaluator(config, Path(logs), runtime, chats, hosts, models, versions)
 
             def on_episode(done: int, of: int) -> None:

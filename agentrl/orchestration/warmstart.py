@@ -30,6 +30,7 @@ from agentrl.orchestration.warmstart_config import (
     MadeModel,
     WarmStartConfig,
 )
+from agentrl.sandbox.starting import sandboxes
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.made_templates import made_template
 from agentrl.tokens.train_tokenizer import CONTROL_TOKENS, make_tokenizer, save_tokenizer
@@ -115,12 +116,9 @@ class WarmStart:
         except OSError as error:
             raise ConfigError(f"output {output} cannot be written: {error}; choose another") from error
         try:
-            parameters = await self._write_first_model()
-            steps, nats = 0, None
-            source = self._work / "model"
-            if self._config.lessons:
-                steps, nats = await self._learn(source)
-                source = self._work / "trained"
+            async with sandboxes(self._config.sandbox, "warmstart") as keeper:
+                await keeper.start_for([self._environments.description])
+                parameters, steps, nats, source = await self._make()
             report = WarmStartReport(str(output), parameters, steps, nats, time.monotonic() - started)
             (source / "warmstart.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
             source.rename(output)
@@ -128,6 +126,14 @@ class WarmStart:
             await self._environments.close()
             shutil.rmtree(self._work, ignore_errors=True)
         return report
+
+    async def _make(self) -> tuple[int, int, float | None, Path]:
+        """The model; its parameters, the steps it took, what an unseen episode costs, and where it lies."""
+        parameters = await self._write_first_model()
+        if not self._config.lessons:
+            return parameters, 0, None, self._work / "model"
+        steps, nats = await self._learn(self._work / "model")
+        return parameters, steps, nats, self._work / "trained"
 
     def _check_agents(self) -> None:
         agents = self._definition.agents

@@ -12,6 +12,7 @@ from agentrl.config.base import ConfigModel, parse_config
 from agentrl.config.loading import load_table
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.rollouts.config import LimitsConfig, ScaffoldConfig
+from agentrl.sandbox.config import SandboxConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import ModelShape, TrainerConfig
 from agentrl.types.errors import ConfigError
@@ -76,6 +77,8 @@ class WarmStartConfig(ConfigModel):
     """Where the first weights come from."""
     environment: EnvironmentConfig
     """What is played."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """Sandboxes of an environment that asks for some."""
     scaffold: ScaffoldConfig = ScaffoldConfig()
     """What makes an agent of the expert."""
     limits: LimitsConfig = LimitsConfig()

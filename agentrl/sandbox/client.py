@@ -208,21 +208,26 @@ class KeptSandboxClient:
 class KeeperHost:
     """The sandboxes of a keeper; implements `SandboxHost`."""
 
-    def __init__(self, path: Path, guarantees: frozenset[Guarantee]) -> None:
-        self._path, self.guarantees = path, guarantees
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     @classmethod
-    async def connect(cls, path: Path | None = None) -> KeeperHost:
-        """The host behind a socket, that of the run by default. Raises ConfigError or EpisodeError if there is none."""
-        found = path or _socket_of_run()
-        connection = await KeeperConnection.open(found)
+    def of_run(cls) -> KeeperHost:
+        """The sandboxes of the run that this process is of. Raises ConfigError if there is none."""
+        return cls(_socket_of_run())
+
+    async def guarantees(self) -> frozenset[Guarantee]:
+        """What sandboxes here really enforce. Raises EpisodeError if the keeper is gone."""
+        connection = await KeeperConnection.open(self._path)
         answer = await connection.call(Describe(), _CALL_S)
         await connection.close()
-        return cls(found, answer.guarantees)
+        return answer.guarantees
 
-    async def open(self, spec: SandboxSpec, snapshot: str | None = None) -> KeptSandboxClient:
+    async def open(
+        self, spec: SandboxSpec, snapshot: str | None = None, beside: str | None = None
+    ) -> KeptSandboxClient:
         """A sandbox of its own."""
-        return await self._begin(Open(spec, snapshot), 0, _OPEN_S)
+        return await self._begin(Open(spec, snapshot, beside), 0, _OPEN_S)
 
     async def attach(self, handle: str, token: int) -> KeptSandboxClient:
         """A live sandbox."""
@@ -245,8 +250,8 @@ def _socket_of_run() -> Path:
     path = os.environ.get(SOCKET_VARIABLE)
     if path is None:
         raise ConfigError(
-            f"this environment needs sandboxes, and {SOCKET_VARIABLE} names no keeper of them; play it by agentrl, which "
-            "starts one, or start one in your program by agentrl.sandbox.running_keeper"
+            f"this environment needs sandboxes, and {SOCKET_VARIABLE} names no keeper of them; play it by agentrl, "
+            "which starts one, or start one in your program by agentrl.sandbox.starting.running_keeper"
         )
     return Path(path)
 

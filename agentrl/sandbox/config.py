@@ -14,7 +14,7 @@ class SandboxConfig(ConfigModel):
 
     kind: str = "bwrap"
     """Registered name of a backend, or ``module:attribute``: ``bwrap`` (Linux namespaces, no daemon), ``docker``
-    (containers of one or several Docker engines), or ``local``, which isolates nothing and is for tasks that you trust."""
+    (containers of one or several Docker engines), or ``local``, which isolates nothing, for tasks that you trust."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options that the backend declares, such as ``hosts`` of docker."""
     most: Annotated[int, Field(gt=0)] = 64

@@ -34,8 +34,8 @@ class Capture:
 
     def result(self, exit_code: int, seconds: float, ended: Ended) -> CommandResult:
         """The command's result with what was kept."""
-        out, err = (bytes(kept) for kept in self._kept)
-        return CommandResult(exit_code, out, err, *self._sizes, seconds, ended)
+        (out, err), (out_bytes, err_bytes) = self._kept, self._sizes
+        return CommandResult(exit_code, bytes(out), bytes(err), out_bytes, err_bytes, seconds, ended)
 
     def _take(self, stream: int, data: bytes) -> None:
         self._sizes[stream] += len(data)

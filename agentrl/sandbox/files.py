@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from websockets.asyncio.server import ServerConnection
 
 from agentrl.sandbox.backend import Exit
+from agentrl.sandbox.streams import no_input
 from agentrl.sandbox.table import KeptSandbox
 from agentrl.sandbox.wire import Pack, Read, Unpack, Write
 from agentrl.types.errors import Boundary, EpisodeError
@@ -75,7 +76,7 @@ async def read_out(sandbox: Callable[[], KeptSandbox], call: Read | Pack, connec
     """Send what a client reads, and the empty frame, whatever happens. Raises EpisodeError behind it."""
     try:
         program, target = (_READ, call.path) if isinstance(call, Read) else (_PACK, call.folder)
-        await _run(sandbox(), program, target, _nothing(), Outgoing(connection))
+        await _run(sandbox(), program, target, no_input(), Outgoing(connection))
     finally:
         await connection.send(b"")
 
@@ -91,8 +92,3 @@ async def _run(kept: KeptSandbox, program: str, target: str, stdin: AsyncIterato
     if ended != Exit(0):
         said = output.errors.decode(errors="replace").strip() or f"exit code {ended.code}"
         raise EpisodeError(Boundary.SANDBOX, "files", f"{target}: {said}")
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    for nothing in ():
-        yield nothing

@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,6 @@ from agentrl.sandbox.wire import (
     Write,
 )
 from agentrl.types.errors import AgentRLError, Boundary, ConfigError, EpisodeError, Failure
-from agentrl.types.sandbox import Guarantee
 
 _TICK_S = 1.0
 _MOST_SPEC_BYTES = 1 << 24
@@ -61,19 +59,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeeperSpec:
-    """The section `sandbox` of a recipe, and a name for the run that what is made bears."""
+    """The section `sandbox` of a recipe, where to listen, and a name for the run that what is made bears."""
 
     config: dict[str, Any]
+    socket: str
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperReady:
-    """The socket that takes calls, or why there is none."""
+    """That the keeper takes calls, or why it cannot."""
 
-    socket: str = ""
-    guarantees: frozenset[Guarantee] = frozenset()
-    missing: dict[str, str] = msgspec.field(default_factory=dict)
     error: str | None = None
 
 
@@ -114,12 +110,14 @@ class _User:
             case Describe():
                 return Answer(guarantees=self._table.backend.guarantees)
             case Open():
-                return self._use(await self._table.open(call.spec, call.snapshot), 0)
+                return self._use(await self._table.open(call.spec, call.snapshot, call.beside), 0)
             case Attach():
                 return self._use(self._table.attach(call.handle, call.token), call.token)
             case Write() | Unpack() | Read() | Pack():
                 return await self._move_files(call)
-        kept = self._present()
+        return await self._use_kept(self._present(), call)
+
+    async def _use_kept(self, kept: KeptSandbox, call: Request) -> Answer:
         match call:
             case Run():
                 return Answer(result=await kept.effects.run(call.effect_id, call.command))
@@ -186,22 +184,17 @@ async def keep(spec: KeeperSpec, reader: asyncio.StreamReader, writer: asyncio.S
 
     Waits for: the end of the control connection. Unblocked by: the parent's close, or its death.
     """
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-keeper-"))
+    config = parse_config(SandboxConfig, spec.config, "sandbox")
+    table = SandboxTable(await start_backend(config, spec.label), config)
+    serve = Service(table).serve
     try:
-        config = parse_config(SandboxConfig, spec.config, "sandbox")
-        backend = await start_backend(config, spec.label)
-        table = SandboxTable(backend, config)
-        try:
-            path = folder / "socket"
-            service = Service(table)
-            async with unix_serve(service.serve, str(path), max_size=MOST_FRAME_BYTES, compression=None, ping_interval=None):
-                missing = {str(lack): why for lack, why in backend.missing.items()}
-                _tell(writer, KeeperReady(str(path), backend.guarantees, missing))
-                await _until_end(reader, table)
-        finally:
-            await table.close()
+        async with unix_serve(serve, spec.socket, max_size=MOST_FRAME_BYTES, compression=None, ping_interval=None):
+            _tell(writer, KeeperReady())
+            await _until_end(reader, table)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        await table.close()
+        # Of a parent that was killed nobody else takes it away.
+        shutil.rmtree(Path(spec.socket).parent, ignore_errors=True)
 
 
 async def _until_end(reader: asyncio.StreamReader, table: SandboxTable) -> None:

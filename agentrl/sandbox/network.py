@@ -73,9 +73,10 @@ class SandboxNetwork:
         method, _, rest = head.decode("latin-1").partition(" ")
         target = rest.partition(" ")[0]
         if method != "CONNECT" or target not in self._allowed:
-            reason = f"{method} {target} is not allowed; this sandbox reaches by CONNECT: {', '.join(sorted(self._allowed))}"
-            body = reason.encode()
-            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body))
+            known = ", ".join(sorted(self._allowed))
+            body = f"{method} {target} is not allowed; by CONNECT this sandbox reaches {known}".encode()
+            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body))
+            writer.write(body)
             await writer.drain()
             return
         host, _, port = target.rpartition(":")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-import pyseccomp
+import pyseccomp  # type: ignore[import-untyped]
 
 REFUSED = (
     # Looking into and steering other processes.

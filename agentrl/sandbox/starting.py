@@ -1,11 +1,14 @@
-"""Starts a keeper and ends it with all its sandboxes."""
+"""Starts the keeper of a run's sandboxes, and ends it with all of them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import shutil
 import subprocess
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -15,59 +18,100 @@ from agentrl.sandbox.client import KeeperHost
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.keeper import KeeperReady, KeeperSpec
 from agentrl.sandbox.wire import SOCKET_VARIABLE
+from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
 
 MODULE = "agentrl.sandbox.keeper"
-_START_S, _END_S = 180.0, 60.0
+_START_S, _END_S = 180.0, 90.0
 # numpy's threads would keep the keeper from entering namespaces of its own.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_log = logging.getLogger(__name__)
+
+
+class SandboxKeeper:
+    """The keeper of a run; it is started once an environment turns out to need it."""
+
+    def __init__(self, config: SandboxConfig, label: str, socket: Path, log: Path | None) -> None:
+        self._config, self._label, self._socket, self._log = config, label, socket, log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: asyncio.StreamWriter | None = None
+
+    async def start_for(self, environments: Iterable[EnvironmentDescription]) -> None:
+        """Start it if one of them needs sandboxes. Raises ConfigError if there can be no such sandboxes here."""
+        if any(environment.needs_sandbox for environment in environments):
+            await self.start()
+
+    async def start(self) -> None:
+        """Start it.
+
+        Waits for: the backend. Unblocked by: it, or three minutes. Raises ConfigError, which says what to do.
+        """
+        with nullcontext() if self._log is None else self._log.open("ab") as output:
+            self._process, control = spawn(["-m", MODULE], output, _ONE_THREAD)
+        reader, self._control = await asyncio.open_connection(sock=control)
+        spec = KeeperSpec(self._config.model_dump(mode="json"), str(self._socket), self._label)
+        self._control.write(codec.to_json(spec) + b"\n")
+        try:
+            async with asyncio.timeout(_START_S):
+                line = await reader.readline()
+        except TimeoutError:
+            raise ConfigError(f"sandbox '{self._config.kind}' was not ready within {_START_S:g} s") from None
+        if not line:
+            said = "its last words are above" if self._log is None else f"end of {self._log}:\n{tail(self._log)}"
+            how = how_it_ended(self._process)
+            raise ConfigError(f"the keeper of '{self._config.kind}' sandboxes ended at its start ({how}); {said}")
+        error = codec.from_json(line, KeeperReady).error
+        if error is not None:
+            raise ConfigError(error)
+
+    async def close(self) -> None:
+        """End it with all sandboxes; safe to call twice.
+
+        Waits for: their end. Unblocked by: it, or a minute and a half.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self._control is not None:
+            self._control.close()
+        try:
+            await asyncio.to_thread(process.wait, _END_S)
+        except subprocess.TimeoutExpired:
+            _log.warning("the keeper of sandboxes did not end within %g s and is killed", _END_S)
+        kill_group(process)
+
+
+@asynccontextmanager
+async def sandboxes(config: SandboxConfig, label: str, log: Path | None = None) -> AsyncIterator[SandboxKeeper]:
+    """A keeper that is not started yet; processes that are started within the block will find it.
+
+    Where this process is of a run that has a keeper, the block is about that one, which is started already.
+    """
+    if SOCKET_VARIABLE in os.environ:
+        yield _Another(config, label, Path(os.environ[SOCKET_VARIABLE]), log)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="agentrl-keeper-"))
+    os.environ[SOCKET_VARIABLE] = str(folder / "socket")
+    keeper = SandboxKeeper(config, label, folder / "socket", log)
+    try:
+        yield keeper
+    finally:
+        del os.environ[SOCKET_VARIABLE]
+        with suppress(OSError):
+            await keeper.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @asynccontextmanager
 async def running_keeper(config: SandboxConfig, label: str, log: Path | None = None) -> AsyncIterator[KeeperHost]:
-    """The sandboxes of a keeper, for the block; processes that are started meanwhile find it, too.
-
-    Waits for: the backend, at the start; and for the end of its sandboxes, at the end. Unblocked by: these, or minutes.
-
-    Raises:
-        ConfigError: there can be no such sandboxes here; says what to do.
-    """
-    with nullcontext() if log is None else log.open("ab") as output:
-        process, control = spawn(["-m", MODULE], output, _ONE_THREAD)
-    reader, writer = await asyncio.open_connection(sock=control)
-    before = os.environ.get(SOCKET_VARIABLE)
-    try:
-        ready = await _ready(KeeperSpec(config.model_dump(mode="json"), label), process, reader, writer, log)
-        os.environ[SOCKET_VARIABLE] = ready.socket
-        yield KeeperHost(Path(ready.socket), ready.guarantees)
-    finally:
-        if before is None:
-            os.environ.pop(SOCKET_VARIABLE, None)
-        else:
-            os.environ[SOCKET_VARIABLE] = before
-        writer.close()
-        with suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(process.wait, _END_S)
-        kill_group(process)
+    """The sandboxes of a keeper of one's own, for the block. Raises ConfigError if there can be none here."""
+    async with sandboxes(config, label, log) as keeper:
+        await keeper.start()
+        yield KeeperHost.of_run()
 
 
-async def _ready(
-    spec: KeeperSpec,
-    process: subprocess.Popen[bytes],
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    log: Path | None,
-) -> KeeperReady:
-    writer.write(codec.to_json(spec) + b"\n")
-    try:
-        async with asyncio.timeout(_START_S):
-            line = await reader.readline()
-    except TimeoutError:
-        raise ConfigError(f"the keeper of sandboxes was not ready within {_START_S:g} s") from None
-    if not line:
-        said = "its last words are above" if log is None else f"end of {log}:\n{tail(log)}"
-        raise ConfigError(f"the keeper of sandboxes ended at its start ({how_it_ended(process)}); {said}")
-    ready = codec.from_json(line, KeeperReady)
-    if ready.error is not None:
-        raise ConfigError(ready.error)
-    return ready
+class _Another(SandboxKeeper):
+    """The keeper that a process further up has started, and ends."""
+
+    async def start(self) -> None:
+        """It runs."""

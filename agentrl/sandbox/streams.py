@@ -51,3 +51,10 @@ async def _feed(writer: asyncio.StreamWriter, chunks: AsyncIterator[bytes]) -> N
 async def _take(reader: asyncio.StreamReader, give: Callable[[bytes], Awaitable[None]]) -> None:
     while chunk := await reader.read(_CHUNK_BYTES):
         await give(chunk)
+
+
+async def no_input() -> AsyncIterator[bytes]:
+    """Input that has ended already."""
+    nothing: tuple[bytes, ...] = ()
+    for chunk in nothing:
+        yield chunk

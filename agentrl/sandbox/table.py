@@ -23,10 +23,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class KeptSandbox:
-    """A live sandbox; who has `token` may use it. `users` counts connections, `left` is when the last one went."""
+    """A live sandbox; who has `token` may use it. `users` counts connections, `left` is when the last one went.
+
+    Its end frees a place of `room`.
+    """
 
     handle: str
     place: Place
+    room: asyncio.Semaphore
     token: int = 0
     state: bytes | None = None
     users: int = 0
@@ -101,15 +105,16 @@ class SandboxTable:
         self.backend = backend
         self._config = config
         self._kept: dict[str, KeptSandbox] = {}
-        self._room = asyncio.Semaphore(config.most)
+        # Who has a sandbox and wants another one does not wait for those who have one and want another one.
+        self._room, self._room_beside = asyncio.Semaphore(config.most), asyncio.Semaphore(config.most)
         self._warm = WarmPlaces(backend, config.warm)
         self._snapshots = itertools.count()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def open(self, spec: SandboxSpec, snapshot: str | None) -> KeptSandbox:
-        """A sandbox of its own.
+    async def open(self, spec: SandboxSpec, snapshot: str | None, beside: str | None) -> KeptSandbox:
+        """A sandbox of its own, maybe for one who has one already, as a verifier.
 
         Waits for: room, and the backend. Unblocked by: the end of another one, or `open_s`.
 
@@ -117,16 +122,16 @@ class SandboxTable:
             EpisodeError: boundary sandbox: the backend does not enforce what is asked (kind guarantee), or cannot.
         """
         _check_guarantees(self.backend, spec)
+        room = self._room_beside if beside in self._kept else self._room
         async with deadline("sandbox.open", self._config.open_s):
-            await self._room.acquire()
+            await room.acquire()
             try:
-                place = (self._warm.take(spec) if snapshot is None else None) or await self.backend.create(
-                    spec, snapshot
-                )
+                warm = self._warm.take(spec) if snapshot is None else None
+                place = warm or await self.backend.create(spec, snapshot)
             except BaseException:
-                self._room.release()
+                room.release()
                 raise
-        kept = KeptSandbox(secrets.token_hex(8), place)
+        kept = KeptSandbox(secrets.token_hex(8), place, room)
         self._kept[kept.handle] = kept
         return kept
 
@@ -158,7 +163,7 @@ class SandboxTable:
         except (EpisodeError, TimeoutError, OSError) as error:
             _log.warning("sandbox %s could not be removed: %r", kept.handle, error)
         finally:
-            self._room.release()
+            kept.room.release()
 
     async def end_abandoned(self) -> None:
         """End those that nobody has used for `abandoned_s`."""

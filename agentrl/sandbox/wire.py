@@ -1,7 +1,7 @@
 """What clients and keeper say to each other: a WebSocket over a unix socket, msgpack, one call at a time.
 
 Each call is one frame and has one answer. Behind `Write` and `Unpack` the client sends the content, before the answer
-to `Read` and `Pack` the keeper does: frames of bytes, of which an empty one is the last. A connection is of one sandbox.
+to `Read` and `Pack` the keeper does: frames of bytes, of which the last is empty. A connection is of one sandbox.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Describe(Request, frozen=True, tag="describe"):
 
 
 class Open(Request, frozen=True, tag="open"):
-    """A new sandbox for this connection, empty or with the files of a snapshot."""
+    """A new sandbox for this connection, empty or with the files of a snapshot; `beside` one that its caller has."""
 
     spec: SandboxSpec
     snapshot: str | None
+    beside: str | None
 
 
 class Attach(Request, frozen=True, tag="attach"):
@@ -94,9 +95,7 @@ class Close(Request, frozen=True, tag="close"):
     """End the sandbox."""
 
 
-Call = (
-    Describe | Open | Attach | Run | Outcome | Write | Read | Unpack | Pack | Snapshot | Remember | Recall | Close
-)
+Call = Describe | Open | Attach | Run | Outcome | Write | Read | Unpack | Pack | Snapshot | Remember | Recall | Close
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):

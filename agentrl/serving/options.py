@@ -29,6 +29,7 @@ class ServerOptions:
     """A whole server. `environments` has the options of each, by name; `workers` is the number of its processes.
 
     Without a `token` anybody who reaches the port may use it. To stop, a server waits `drain_s` for its sessions.
+    Environments that ask for sandboxes get those of the kind `sandbox`.
 
     Example: ``ServerOptions({"sql": {}}, "logs")``.
     """
@@ -40,3 +41,4 @@ class ServerOptions:
     limits: SessionLimits = field(default_factory=SessionLimits)
     drain_s: float = 60.0
     max_message_bytes: int = 16 * 2**20
+    sandbox: str = "bwrap"

@@ -25,6 +25,8 @@ from agentrl.envs.hosting import build_served_host
 from agentrl.envs.process import WarmWorkers
 from agentrl.process.loop import run_async
 from agentrl.protocols import EnvironmentHost
+from agentrl.sandbox.config import SandboxConfig
+from agentrl.sandbox.starting import sandboxes
 from agentrl.serving.app import build_app
 from agentrl.serving.board import Board, Number
 from agentrl.serving.options import ServerOptions
@@ -152,16 +154,19 @@ async def _run(control: socket.socket) -> None:
     """Serve until the parent says to stop, or is gone."""
     reader, writer = await asyncio.open_connection(sock=control, limit=_MAX_SPEC_BYTES)
     spec = codec.from_json(await reader.readline(), WorkerSpec)
-    try:
-        worker = ServerWorker(spec, await build_hosts(spec.options, spec.worker))
-    except AgentRLError as error:
-        writer.write(msgspec.json.encode(WorkerReady(str(error))) + b"\n")
-        await writer.drain()
-        return
-    await worker.start()
-    writer.write(msgspec.json.encode(WorkerReady()) + b"\n")
-    if await reader.readline() == STOP:
-        await worker.drain()
+    async with sandboxes(SandboxConfig(kind=spec.options.sandbox, most=spec.options.limits.most), "server") as keeper:
+        try:
+            hosts = await build_hosts(spec.options, spec.worker)
+            await keeper.start_for(host.description for host in hosts.values())
+            worker = ServerWorker(spec, hosts)
+        except AgentRLError as error:
+            writer.write(msgspec.json.encode(WorkerReady(str(error))) + b"\n")
+            await writer.drain()
+            return
+        await worker.start()
+        writer.write(msgspec.json.encode(WorkerReady()) + b"\n")
+        if await reader.readline() == STOP:
+            await worker.drain()
 
 
 def main() -> None:

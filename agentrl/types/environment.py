@@ -91,7 +91,8 @@ class EnvironmentDescription:
 
     `recovery` has the tools that act outside, too. `num_tasks` is the number of training tasks under the run's options,
     None where they are endless. `placement` is ``inline`` if every call is short, by the author's word; `interpreter`
-    the path of the Python that instances run in unless a recipe names another.
+    the path of the Python that instances run in unless a recipe names another. `needs_sandbox` says that instances
+    ask for sandboxes.
 
     Example: ``EnvironmentDescription("mail", Recovery(external_tools=frozenset({"send"})), num_tasks=1200)``.
     """
@@ -101,6 +102,7 @@ class EnvironmentDescription:
     num_tasks: int | None = None
     placement: Placement = "process"
     interpreter: str | None = None
+    needs_sandbox: bool = False
 
 
 @dataclass(frozen=True, slots=True)

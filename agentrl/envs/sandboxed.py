@@ -1,0 +1,171 @@
+"""An environment whose tools run commands in a sandbox.
+
+Example, whole::
+
+    class Counting(SandboxEnvironment):
+        "Files to be counted in a shell."
+
+        def spec(self) -> SandboxSpec:
+            return SandboxSpec(memory_bytes=256 << 20, processes=64)
+
+        async def furnish(self) -> None:
+            await write_files(self.sandbox, {name: b"" for name in self.row["names"]})
+
+        def prompt(self) -> str:
+            return "How many files are here?"
+
+        @tool
+        async def shell(self, command: str) -> str:
+            "Run a command."
+            return (await self.execute(Command(("sh", "-c", command), timeout_s=10))).text
+
+        def reward(self) -> float:
+            return float(self.answer == str(len(self.row["names"])))
+
+
+    definition = define_sandboxed("counting", Counting, Rows([{"names": ["a", "b"]}]))
+
+The sandbox is held by the run's keeper, so it outlives the process in which the environment lives. Whoever goes on in
+the episode attaches to it, gets back what the environment keeps beside the sandbox, and carries out the last step
+again: a command of it that was begun is not begun a second time, since its id is made of the tool call's, and gives its
+result as if it had just ended.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from agentrl.envs.authoring import Gold, Options, ToolEnvironment, define
+from agentrl.envs.definition import EnvironmentDefinition, Expert, NoOptions
+from agentrl.envs.rows import TaskSource
+from agentrl.protocols import Sandbox
+from agentrl.sandbox.archives import files_of, read_file, write_file, write_files
+from agentrl.sandbox.client import KeeperHost
+from agentrl.types.environment import Opening, StepResult
+from agentrl.types.errors import Boundary, EpisodeError
+from agentrl.types.message import Message
+from agentrl.types.sandbox import Command, CommandResult, SandboxSpec
+from agentrl.types.task import Task
+
+__all__ = ["SandboxEnvironment", "define_sandboxed", "files_of", "read_file", "write_file", "write_files"]
+
+
+class SandboxEnvironment(ToolEnvironment[Options]):
+    """The base of an environment with a sandbox for its agent; `sandbox` is there from `furnish` on.
+
+    Attributes that change while the episode is played are lost with the process, unless `save` and `load` are written:
+    their state is kept beside the sandbox after every step.
+    """
+
+    sandbox: Sandbox
+
+    def __init__(self, options: Options, task: Task) -> None:
+        self._num_steps = 0
+        self._num_commands = 0
+        super().__init__(options, task)
+
+    @abstractmethod
+    def spec(self) -> SandboxSpec:
+        """What the task asks of its sandbox."""
+
+    async def furnish(self) -> None:
+        """Put into the sandbox what the task needs, before the agent comes."""
+
+    async def execute(self, command: Command) -> CommandResult:
+        """Run a command in the agent's sandbox, at most once, whoever carries out the step. Raises EpisodeError."""
+        effect_id = f"{self._num_steps}/{self.call_id}/{self._num_commands}"
+        self._num_commands += 1
+        return await self.sandbox.run(command, effect_id)
+
+    @asynccontextmanager
+    async def fresh(self, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
+        """One more sandbox, where the agent never was; ended with the block. Raises EpisodeError."""
+        sandbox = await KeeperHost.of_run().open(spec or self.spec(), beside=self.sandbox.handle())
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def start(self) -> Opening:
+        """Open and furnish the sandbox, and pose the task."""
+        self.sandbox = await KeeperHost.of_run().open(self.spec())
+        await self.furnish()
+        await self._keep_state()
+        return await super().start()
+
+    async def step(self, action: Message) -> StepResult:
+        """Carry out the calls, and keep beside the sandbox where the episode is."""
+        self._num_steps, self._num_commands = self._num_steps + 1, 0
+        result = await super().step(action)
+        await self._keep_state()
+        return result
+
+    async def handle(self) -> str | None:
+        """Names the sandbox."""
+        return self.sandbox.handle()
+
+    async def detach(self) -> None:
+        """Leave the sandbox alive."""
+        await self.sandbox.detach()
+
+    async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
+        """None: the step is to be carried out again, which begins no command twice and makes its result anew."""
+        return None
+
+    async def close(self) -> None:
+        """End the sandbox."""
+        await super().close()
+        if "sandbox" in self.__dict__:
+            await self.sandbox.close()
+
+    async def attach(self, handle: str, token: int) -> None:
+        """Go on in a live sandbox. Raises EpisodeError (boundary environment, kind lost) if it is gone."""
+        try:
+            self.sandbox = await KeeperHost.of_run().attach(handle, token)
+            kept = await self.sandbox.recall()
+        except EpisodeError as error:
+            if error.failure.kind != "lost":
+                raise
+            raise EpisodeError(Boundary.ENVIRONMENT, "lost", error.failure.message) from error
+        if kept is None:
+            raise EpisodeError(Boundary.ENVIRONMENT, "lost", f"sandbox {handle} was never furnished")
+        state = json.loads(kept)
+        self._num_steps = state["num_steps"]
+        self.restore(state["environment"].encode())
+
+    def load(self, state: Any) -> None:
+        """Take a state that `save` gave; nothing for an environment without one."""
+
+    async def _keep_state(self) -> None:
+        has_state = type(self).save is not ToolEnvironment.save
+        packed = self.packed(self.save() if has_state else None).decode()
+        await self.sandbox.remember(json.dumps({"num_steps": self._num_steps, "environment": packed}).encode())
+
+
+def define_sandboxed(
+    name: str,
+    environment: type[SandboxEnvironment[Options]],
+    tasks: TaskSource,
+    *,
+    options: type[Options] = NoOptions,  # type: ignore[assignment]
+    gold: Gold | None = None,
+    experts: Mapping[str, Expert[Options]] | None = None,
+) -> EnvironmentDefinition[Options]:
+    """The definition to be registered, as `define` makes it; its episodes go on in live sandboxes.
+
+    Raises:
+        ConfigError: the class has no docstring, or a tool's hints cannot become a schema.
+    """
+
+    async def reattached(options: Options, task: Task, handle: str, token: int) -> SandboxEnvironment[Options]:
+        instance = environment(options, task)
+        await instance.attach(handle, token)
+        return instance
+
+    made = define(name, environment, tasks, options=options, gold=gold, experts=experts)
+    return replace(made, reattach_fenced=reattached, restore=None, needs_sandbox=True)
