@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 from agentrl.protocols import Sandbox
 from agentrl.types.errors import Boundary, EpisodeError
@@ -53,17 +53,19 @@ def archive_of(files: Mapping[str, bytes]) -> bytes:
 
 def regular_files(archive: bytes) -> dict[str, bytes]:
     """The regular files of an archive by their paths in it. Raises EpisodeError if it is none."""
-    files: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
-            for entry in opened:
-                path = entry.name.removeprefix("./")
-                content = opened.extractfile(entry) if entry.isreg() else None
-                if content is not None and _is_below(path):
-                    files[path] = content.read()
+            return dict(_contents(opened))
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
         raise EpisodeError(Boundary.SANDBOX, "files", f"what the sandbox packed is no archive: {error}") from error
-    return files
+
+
+def _contents(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
+    for entry in archive:
+        path = entry.name.removeprefix("./")
+        content = archive.extractfile(entry) if entry.isreg() else None
+        if content is not None and _is_below(path):
+            yield path, content.read()
 
 
 def _is_below(path: str) -> bool:

@@ -29,41 +29,18 @@ from agentrl.sandbox import cgroups, mounts
 from agentrl.sandbox.backend import BackendDefinition, Exit, Output
 from agentrl.sandbox.bwrap_command import BwrapCommand, write_names
 from agentrl.sandbox.cgroups import ControlGroup, GroupRoots
-from agentrl.sandbox.effects import Capture
 from agentrl.sandbox.network import SandboxNetwork
+from agentrl.sandbox.probing import NO_GROUP, try_script, unheld_limits
 from agentrl.sandbox.seccomp import make_filter
-from agentrl.sandbox.streams import carry, no_input
-from agentrl.types.errors import Boundary, ConfigError, EpisodeError, deadline
-from agentrl.types.sandbox import ISOLATED, Command, Ended, Guarantee, SandboxSpec
+from agentrl.sandbox.streams import carry
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError
+from agentrl.types.sandbox import Command, Guarantee, SandboxSpec
 
 FOLDERS = ("workspace", "tmp", "shm")
 _FIRST_UID, _NUM_UIDS = 60_000, 5_000
-_PROBE_S = 30.0
 _OWN_PROCESSES = 2  # of bwrap itself
+_NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/mnt")
 _ROOT_PREFIX = "agentrl-bwrap-"
-_MOST_PROBE_BYTES = 4096
-_NO_GROUP = "this process may make no control group with it; run as root, or have one delegated"
-# Each script breaks a limit, and ends well only where nobody holds it.
-_PROBES: tuple[tuple[Guarantee, SandboxSpec, str, str], ...] = (
-    (
-        Guarantee.PROCESSES,
-        SandboxSpec(processes=4),
-        "i=0; while [ $i -lt 12 ]; do sleep 9 & i=$((i+1)); done",
-        "the kernel lets a command start more processes than its limit",
-    ),
-    (
-        Guarantee.MEMORY,
-        SandboxSpec(memory_bytes=16 << 20),
-        "a=$(head -c 64000000 /dev/zero | tr '\\0' a) && test ${#a} = 64000000",
-        _NO_GROUP,
-    ),
-    (
-        Guarantee.DISK,
-        SandboxSpec(disk_bytes=1 << 20),
-        "head -c 4000000 /dev/zero > f",
-        "more than the limit can be written",
-    ),
-)
 
 
 class BwrapOptions(ConfigModel):
@@ -340,51 +317,20 @@ async def start(options: BwrapOptions, label: str) -> BwrapBackend:
 
 
 async def _probe(backend: BwrapBackend) -> tuple[frozenset[Guarantee], dict[Guarantee, str]]:
-    """What is really enforced: every limit is tried by a command that breaks it. Raises ConfigError if nothing runs."""
+    """What is really enforced. Raises ConfigError if nothing runs, or runs unprotected."""
     try:
-        seen = await _try(backend, SandboxSpec(), "readlink /proc/self/ns/net /proc/self/ns/pid /proc/self/ns/mnt")
+        seen = await try_script(
+            backend, SandboxSpec(), "readlink /proc/self/ns/net /proc/self/ns/pid /proc/self/ns/mnt"
+        )
     except EpisodeError as error:
         raise ConfigError(f"sandbox 'bwrap' cannot run a command here: {error.failure.message}") from error
-    ours = [os.readlink(f"/proc/self/ns/{name}") for name in ("net", "pid", "mnt")]
-    if seen.code != 0 or any(line in ours for line in seen.lines):
-        raise ConfigError(f"sandbox 'bwrap' is not apart from this machine: {seen.lines or 'its command failed'}")
-    held, missing = set(ISOLATED), dict[Guarantee, str]()
-    for guarantee, spec, script, reason in _PROBES:
-        try:
-            tried = await _try(backend, spec, script)
-            is_held = tried.code != 0
-        except EpisodeError as error:
-            is_held, reason = False, error.failure.message
-        if is_held:
-            held.add(guarantee)
-        else:
-            missing[guarantee] = reason
-    if "cpu" in backend.roots.folders:
-        held.add(Guarantee.CPU)
-    else:
-        missing[Guarantee.CPU] = _NO_GROUP
-    held.add(Guarantee.ALLOWLIST)
-    return frozenset(held), missing
-
-
-@dataclass(slots=True)
-class _Tried:
-    """What a probe gave."""
-
-    code: int
-    lines: list[str]
-
-
-async def _try(backend: BwrapBackend, spec: SandboxSpec, script: str) -> _Tried:
-    place = await backend.create(spec)
-    output = Capture(_MOST_PROBE_BYTES)
-    try:
-        async with deadline("sandbox.probe", _PROBE_S):
-            ended = await place.run(Command(("sh", "-c", script)), no_input(), output)
-    finally:
-        await place.close()
-    result = output.result(ended.code, 0.0, Ended.EXITED)
-    return _Tried(ended.code, result.stdout.decode(errors="replace").splitlines())
+    ours = [os.readlink(path) for path in _NAMESPACES]
+    if seen.exit_code != 0 or any(line in ours for line in seen.text.split()):
+        raise ConfigError(f"sandbox 'bwrap' is not apart from this machine: {seen.text or 'its command failed'}")
+    missing = await unheld_limits(backend)
+    if "cpu" not in backend.roots.folders:
+        missing[Guarantee.CPU] = NO_GROUP
+    return frozenset(Guarantee) - missing.keys(), missing
 
 
 def _copy_program(folder: Path) -> Path:

