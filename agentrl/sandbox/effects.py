@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 
 from agentrl.sandbox.backend import Place
+from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.sandbox import Command, CommandResult, Ended
 
 _KILLED = 137
@@ -57,12 +58,12 @@ class EffectLog:
         """
         if effect_id not in self._effects:
             self._effects[effect_id] = asyncio.create_task(self._run(command), name=f"effect-{effect_id}")
-        return await asyncio.shield(self._effects[effect_id])
+        return await _result(self._effects[effect_id])
 
     async def outcome(self, effect_id: str) -> CommandResult | None:
         """What became of an effect, None if it was never begun. Waits and is unblocked as `run`."""
         known = self._effects.get(effect_id)
-        return None if known is None else await asyncio.shield(known)
+        return None if known is None else await _result(known)
 
     async def end(self) -> None:
         """Kill what runs."""
@@ -81,6 +82,16 @@ class EffectLog:
                 return output.result(_KILLED, time.monotonic() - started, Ended.TIMEOUT)
             how = Ended.MEMORY if ended.is_out_of_memory else Ended.EXITED
             return output.result(ended.code, time.monotonic() - started, how)
+
+
+async def _result(effect: asyncio.Task[CommandResult]) -> CommandResult:
+    """Of an effect, which goes on when whoever waits is cancelled. Raises EpisodeError if the sandbox was ended."""
+    try:
+        return await asyncio.shield(effect)
+    except asyncio.CancelledError:
+        if not effect.cancelled():
+            raise
+        raise EpisodeError(Boundary.SANDBOX, "lost", "the sandbox was ended while a command ran") from None
 
 
 async def _whole(data: bytes) -> AsyncIterator[bytes]:

@@ -191,6 +191,8 @@ async def keep(spec: KeeperSpec, reader: asyncio.StreamReader, writer: asyncio.S
         async with unix_serve(serve, spec.socket, max_size=MOST_FRAME_BYTES, compression=None, ping_interval=None):
             _tell(writer, KeeperReady())
             await _until_end(reader, table)
+            # Before the server waits for its connections, which may wait for commands.
+            await table.close()
     finally:
         await table.close()
         # Of a parent that was killed nobody else takes it away.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentrl.config.base import ConfigModel
 from agentrl.sandbox.backend import BackendDefinition, Exit, Output
-from agentrl.sandbox.streams import carry
+from agentrl.sandbox.streams import carry, gone
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.sandbox import WORKSPACE, Command, Guarantee, SandboxSpec
 
@@ -88,7 +88,7 @@ class LocalPlace:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.shield(process.wait())
+            await asyncio.shield(gone(process))
         return Exit(code if code >= 0 else 128 - code)
 
     async def snapshot(self, name: str) -> None:

@@ -36,6 +36,12 @@ class SandboxKeeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: asyncio.StreamWriter | None = None
 
+    @property
+    def pid(self) -> int:
+        """Process id of the keeper, which has been started."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start_for(self, environments: Iterable[EnvironmentDescription]) -> None:
         """Start it if one of them needs sandboxes. Raises ConfigError if there can be no such sandboxes here."""
         if any(environment.needs_sandbox for environment in environments):

@@ -38,6 +38,20 @@ async def carry(process: Process, stdin: AsyncIterator[bytes], output: Output) -
         await asyncio.gather(feeding, *taking, return_exceptions=True)
 
 
+async def gone(process: Process) -> None:
+    """Wait for a program that was killed, and let go what nobody reads any more: full pipes would hold up its end.
+
+    Waits for: the end of the process and of all that has its outputs. Unblocked by: these, which the caller has killed.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    await asyncio.gather(process.wait(), _take(process.stdout, _let_go), _take(process.stderr, _let_go))
+
+
+async def _let_go(data: bytes) -> None:
+    pass
+
+
 async def _feed(writer: asyncio.StreamWriter, chunks: AsyncIterator[bytes]) -> None:
     try:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

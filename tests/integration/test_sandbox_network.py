@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agentrl.protocols import Sandbox
+from agentrl.sandbox.client import KeeperHost
+from agentrl.types.sandbox import Command, SandboxSpec
+from tests.integration.sandbox_hosts import AS_NOBODY, keeper
+
+pytestmark = pytest.mark.timeout(600)
+# By Python's own HTTP client, as an agent's program would: through the proxy that the variables name.
+FETCH = """
+import json, sys, urllib.request
+found = []
+for url in sys.argv[1:]:
+    try:
+        found.append(urllib.request.urlopen(url, timeout=20).read().decode())
+    except OSError as error:
+        found.append(f"{type(error).__name__}: {error}")
+print(json.dumps(found))
+"""
+# urllib speaks CONNECT for https alone; this is what it sends then.
+TUNNEL = """
+import http.client, os, sys
+proxy = os.environ["HTTPS_PROXY"].removeprefix("http://").split(":")
+for address in sys.argv[1:]:
+    host, port = address.split(":")
+    connection = http.client.HTTPConnection(proxy[0], int(proxy[1]), timeout=20)
+    connection.set_tunnel(host, int(port))
+    try:
+        connection.request("GET", "/")
+        print(connection.getresponse().read().decode())
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest_asyncio.fixture(params=[None, AS_NOBODY], ids=["root", "nobody"])
+async def host(request: pytest.FixtureRequest) -> AsyncIterator[KeeperHost]:
+    async with keeper(module=request.param) as running:
+        yield running
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+    await writer.drain()
+    writer.close()
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[str]:
+    """The address of an HTTP server of this machine."""
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as serving:
+        yield f"127.0.0.1:{serving.sockets[0].getsockname()[1]}"
+
+
+async def said(sandbox: Sandbox, program: str, *arguments: str) -> str:
+    result = await sandbox.run(Command(("python3", "-I", "-c", program, *arguments), timeout_s=120), program[:20])
+    assert result.exit_code == 0, result.text
+    return result.stdout.decode()
+
+
+async def test_only_allowed_addresses_are_reached_and_only_through_the_proxy(host: KeeperHost, server: str) -> None:
+    sandbox = await host.open(SandboxSpec(allow=(server,)))
+    other = "127.0.0.1:9" if server != "127.0.0.1:9" else "127.0.0.1:10"
+    reached, refused = (await said(sandbox, TUNNEL, server, other)).splitlines()
+    assert reached == "hello"
+    assert "403" in refused
+    (direct,) = json.loads(await said(sandbox, "import os; os.environ['no_proxy'] = '*'" + FETCH, f"http://{server}/"))
+    assert "refused" in direct, "an address was reached without the proxy"
+    (plain,) = json.loads(await said(sandbox, FETCH, f"http://{server}/"))
+    assert "403" in plain, "the proxy carries what it does not check"
+
+
+async def test_the_gateway_alone_is_reached(host: KeeperHost, server: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="gateway-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        path = f"{folder}/socket"
+        async with await asyncio.start_unix_server(answer, path):
+            Path(path).chmod(0o777)
+            sandbox = await host.open(SandboxSpec(gateway=path))
+            program = "import os, sys; sys.argv.append(os.environ['AGENTRL_GATEWAY'])" + FETCH
+            direct, gateway = json.loads(await said(sandbox, program, f"http://{server}/"))
+    assert gateway == "hello"
+    assert "refused" in direct
+
+
+async def test_a_sandbox_without_either_has_no_port_open(host: KeeperHost) -> None:
+    sandbox = await host.open(SandboxSpec())
+    listening = await said(sandbox, "print(open('/proc/net/tcp').read().count('\\n'))")
+    assert listening.strip() == "1", "the table has more than its heading"
