@@ -22,14 +22,15 @@ from tests.storms.kill_unprotected import VARIABLE
 
 NUM_WORKERS = 3
 MOST_UNPROTECTED_KILLS = 60
+COUNTING, IN_SANDBOX, FORGETFUL = "kill_plugins:counting", "sandbox_plugins:counting", "sandbox_plugins:forgetful"
 _MEAN_DELAY_S = 1.0
 _STARTING = 0.2
 _DEADLINE_S = 60.0
 
 
-def kill_workers(folder: Path, model: Path, num_kills: int, seed: int) -> KilledRun:
+def kill_workers(folder: Path, model: Path, num_kills: int, seed: int, environment: str = COUNTING) -> KilledRun:
     """One run whose workers are killed at random, finished at last."""
-    run, rng = _run(folder, model), random.Random(seed)
+    run, rng = _run(folder, model, environment), random.Random(seed)
     with _working(run) as process:
         for number in range(num_kills):
             _kill_one(run, process, rng)
@@ -41,11 +42,20 @@ def kill_workers(folder: Path, model: Path, num_kills: int, seed: int) -> Killed
 def found_without_tokens(folder: Path, model: Path, seed: int) -> int:
     """Kills that it takes to find a fault where fencing tokens do not rise; 0 if they did not find one."""
     os.environ[VARIABLE] = "one_token"
-    run, rng = _run(folder, model, "tests.storms.kill_unprotected"), random.Random(seed)
+    return _kill_until_found(_run(folder, model, module="tests.storms.kill_unprotected"), seed)
+
+
+def found_without_effect_ids(folder: Path, model: Path, seed: int) -> int:
+    """The same where a sandbox does not know which of its commands were begun."""
+    return _kill_until_found(_run(folder, model, FORGETFUL), seed)
+
+
+def _kill_until_found(run: KilledRun, seed: int) -> int:
+    rng = random.Random(seed)
     with _working(run) as process:
         for number in range(1, MOST_UNPROTECTED_KILLS + 1):
             _kill_one(run, process, rng)
-            _say(f"without rising tokens, worker {number} killed: {_faults(run)} faults")
+            _say(f"without a protection, worker {number} killed: {_faults(run)} faults")
             if _faults(run):
                 return number
     return 0
@@ -58,9 +68,13 @@ def metric(run: KilledRun, name: str) -> float:
     return max((row.get(name, 0.0) for row in rows), default=0.0)
 
 
-def _run(folder: Path, model: Path, module: str = "agentrl.cli.main") -> KilledRun:
+def _run(folder: Path, model: Path, environment: str = COUNTING, module: str = "agentrl.cli.main") -> KilledRun:
     # What is killed from outside is no fault of an episode, which may lose any number of workers here.
-    overrides = (f"rollout.workers={NUM_WORKERS}", "rollout.max_attempts=1000")
+    overrides = (
+        f"rollout.workers={NUM_WORKERS}",
+        "rollout.max_attempts=1000",
+        f"environment.name=tests.storms.{environment}",
+    )
     return KilledRun(folder, model, module, overrides, writer="worker-1")
 
 
