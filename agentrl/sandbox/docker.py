@@ -1,9 +1,9 @@
 """Sandboxes by Docker: one locked container each, on one engine or several.
 
-A container has no network, a root file system that is only read, no capabilities, an unprivileged user and limits. Its
-workspace and ``/tmp`` lie in memory, so what a command writes counts towards `memory_bytes`, too. Together with shared
-memory they are bounded by `disk_bytes`: a quarter is for ``/tmp``, a sixteenth for shared memory, the rest for the
-workspace. A container lives exactly as long as the keeper's connection to it (`docker_watcher.py`).
+A container has no network, a root file system that is only read, limits, and an unprivileged user without capabilities
+for commands. Workspace and ``/tmp`` lie in memory, so what a command writes counts towards `memory_bytes`, too.
+Together with shared memory they are bounded by `disk_bytes`: a quarter is for ``/tmp``, a sixteenth for shared memory,
+the rest for the workspace. A container lives exactly as long as the keeper's connection to it (`docker_watcher.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from agentrl.config.base import ConfigModel
 from agentrl.sandbox import docker_watcher
@@ -55,18 +55,11 @@ class DockerOptions(ConfigModel):
     image: str = "python:3.12-slim"
     """Image for tasks that name none. It needs /bin/sh, and tar for files and snapshots. Nothing is pulled."""
     user: Annotated[str, Field(pattern=r"^[1-9]\d*:\d+$")] = "1000:1000"
-    """User and group ids of commands, as ``uid:gid``."""
+    """User and group ids of commands, as ``uid:gid``; not root."""
     per_host: Annotated[int, Field(gt=0)] = 64
     """Sandboxes that an engine has at most."""
     call_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds for an engine to answer a call. Raise it where starting many containers at once is slower."""
-
-    @field_validator("user")
-    @classmethod
-    def _is_not_the_watcher(cls, user: str) -> str:
-        if user.partition(":")[0] == docker_watcher.USER.partition(":")[0]:
-            raise ValueError("this user id is that of the container's own process; give another")
-        return user
 
 
 class DockerBackend:
@@ -130,7 +123,7 @@ class DockerBackend:
         """What is missing on an engine, with the reason. Raises EpisodeError if it does not answer."""
         info = await engine.call(lambda api: api.info())
         await remove_leftovers(engine, self._keeper)
-        return _missing_on(engine.url, info)
+        return missing_on(engine.url, info)
 
     async def _create(self, spec: SandboxSpec, snapshot: str | None) -> DockerPlace:
         while engine := self._roomiest():
@@ -184,7 +177,7 @@ class DockerBackend:
         most = _MOST_ARCHIVED * _disk_of(spec)
         place = DockerPlace(engine, name, watcher, self._options.user, self._snapshots, most, release)
         try:
-            await watcher.begin()
+            await self._begin(watcher, engine, spec)
             if snapshot is not None:
                 await self._snapshots.restore(snapshot, place.run)
         except BaseException:
@@ -212,10 +205,22 @@ class DockerBackend:
         except EpisodeError as error:
             await engine.call_if_there(lambda api: api.remove_container(name, v=True, force=True))
             if isinstance(error, EngineRefusedError):
-                message = f"no container of image {image} starts at {engine.url} (it needs /bin/sh): {error.reason}"
-                raise EpisodeError(Boundary.SANDBOX, "image", message) from error
+                raise self._no_start(engine, spec, error.reason) from error
             raise
         return watcher
+
+    async def _begin(self, watcher: Watcher, engine: DockerEngine, spec: SandboxSpec) -> None:
+        """Wait for the main process. Raises EpisodeError: of the engine if that does not answer, else of the image."""
+        try:
+            await watcher.begin()
+        except EpisodeError as error:
+            await engine.call(lambda api: api.ping())
+            raise self._no_start(engine, spec, error.failure.message) from error
+
+    def _no_start(self, engine: DockerEngine, spec: SandboxSpec, reason: str) -> EpisodeError:
+        image = spec.image or self._options.image
+        message = f"no container of image {image} stays up at {engine.url} (it needs /bin/sh): {reason}"
+        return EpisodeError(Boundary.SANDBOX, "image", message)
 
     def _make(self, api: Any, name: str, image: str, spec: SandboxSpec) -> None:
         api.create_container(
@@ -260,6 +265,7 @@ def _limits(spec: SandboxSpec, user: str) -> dict[str, Any]:
         "network_mode": "none",
         "read_only": True,
         "cap_drop": ["ALL"],
+        "cap_add": list(docker_watcher.RIGHTS),
         "security_opt": ["no-new-privileges"],
         "tmpfs": {
             path: f"rw,exec,nosuid,nodev,size={size},nr_inodes={size // _BYTES_PER_FILE + 16},uid={uid},gid={gid}"
@@ -273,7 +279,7 @@ def _limits(spec: SandboxSpec, user: str) -> dict[str, Any]:
     }
 
 
-def _missing_on(url: str, info: dict[str, Any]) -> dict[Guarantee, str]:
+def missing_on(url: str, info: dict[str, Any]) -> dict[Guarantee, str]:
     """What an engine does not enforce, by its own words."""
     missing = {Guarantee.ALLOWLIST: "a container of this backend has no network at all"}
     for guarantee, features in _FEATURES.items():

@@ -1,10 +1,9 @@
 """One container as a sandbox: commands as execs, ended to the last process.
 
-A command runs under a shell that, when the command has ended, kills all that its user id has left running; so a
-detached child that holds the command's pipes does not hold up its result. An agent can kill or stop that shell, whose
-user id it has: so the container's main process, which it cannot reach, is asked before a result is told whether
-anything still runs. Where something does, a second exec kills it; where that fails, as it may while a fork bomb has all
-processes that there may be, the container is removed.
+A command runs under a shell that, when the command has ended, kills all that its user id has left running: an engine
+waits two seconds for a detached child that holds the command's pipes. An agent can kill or stop that shell, whose user
+id it has. So before a result is told, the container's main process, which it cannot reach, is asked whether anything
+still runs, and ends it. A container in which that fails is removed.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ code=$?
 kill -9 -1
 exit $code
 """
-_SWEEP = ("/bin/sh", "-c", "kill -9 -1")
 # What runc says in place of a command's output when it could not start it.
 _NOT_STARTED = b"OCI runtime exec failed"
 _KILLED = 137
+_MOST_WORD_BYTES = 1 << 17  # of an argument or a variable, with its end
 _POLL_S = 2.0
 _KILL_S = 15.0
 _AGAIN_S = 0.05
@@ -70,8 +69,9 @@ class DockerPlace:
                 await asyncio.shield(self._clearing)
             if self._lost is not None:
                 raise EpisodeError(Boundary.SANDBOX, "lost", self._lost)
+            _check_arguments(command)
             killed_before = (await self._watcher.look()).killed
-            exec_id = await self._create_exec(_wrapped(command), command)
+            exec_id = await self._create_exec(command)
             try:
                 return await self._carry_out(exec_id, stdin, output, killed_before)
             except BaseException:
@@ -88,12 +88,12 @@ class DockerPlace:
         """Remove the container."""
         await self._remove("it has been closed")
 
-    async def _create_exec(self, arguments: tuple[str, ...], command: Command | None) -> str:
-        variables = {} if command is None else dict(command.environment)
+    async def _create_exec(self, command: Command) -> str:
+        arguments = ["/bin/sh", "-c", _RUN, "sh", command.folder, *command.arguments]
         try:
             made: dict[str, str] = await self._engine.call(
                 lambda api: api.exec_create(
-                    self._name, list(arguments), user=self._user, stdin=command is not None, environment=variables
+                    self._name, arguments, user=self._user, stdin=True, environment=dict(command.environment)
                 )
             )
         except EngineRefusedError as error:
@@ -145,7 +145,7 @@ class DockerPlace:
         """
         while not (await asyncio.wait({taking}, timeout=_POLL_S))[0]:
             if (await self._inspect(exec_id))["ExitCode"] is not None:
-                await self._sweep()
+                await self._watcher.kill()
 
     async def _ended_exec(self, exec_id: str) -> dict[str, Any]:
         """What the engine knows of an exec whose outputs have ended. Raises EpisodeError."""
@@ -187,8 +187,7 @@ class DockerPlace:
         try:
             async with asyncio.timeout(_KILL_S):
                 while True:
-                    await self._sweep()
-                    sight = await self._watcher.look()
+                    sight = await self._watcher.kill()
                     if not sight.others and (await self._inspect(exec_id))["ExitCode"] is not None:
                         return sight
                     await asyncio.sleep(_AGAIN_S)
@@ -196,15 +195,6 @@ class DockerPlace:
             reason = str(error) or f"not within {_KILL_S:g} s"
             await self._remove(f"container {self._name} was removed, its processes could not be ended: {reason}")
             return None
-
-    async def _sweep(self) -> None:
-        """Kill all processes of the user of commands, if an exec for that can be had now."""
-        stream = await self._start(await self._create_exec(_SWEEP, None))
-        try:
-            async for _ in stream.frames():
-                pass
-        finally:
-            stream.close()
 
     def _is_gone(self, error: EngineRefusedError) -> EpisodeError:
         return EpisodeError(Boundary.SANDBOX, "lost", f"container {self._name} is gone: {error.reason}")
@@ -221,8 +211,16 @@ class DockerPlace:
         release()
 
 
-def _wrapped(command: Command) -> tuple[str, ...]:
-    return ("/bin/sh", "-c", _RUN, "sh", command.folder, *command.arguments)
+def _check_arguments(command: Command) -> None:
+    """Raises EpisodeError for what no kernel takes, and what an engine would report as if the command had said it."""
+    words = (*command.arguments, *(f"{name}={value}" for name, value in command.environment.items()))
+    for word in (*words, command.folder):
+        reason = (
+            "has a null character" if "\0" in word else "is too long" if len(word.encode()) >= _MOST_WORD_BYTES else ""
+        )
+        if reason:
+            message = f"the command cannot be started: {word[:40]!r} {reason}"
+            raise EpisodeError(Boundary.SANDBOX, "start", message)
 
 
 async def _feed(stream: EngineStream, chunks: AsyncIterator[bytes]) -> None:

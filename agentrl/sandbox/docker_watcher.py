@@ -1,8 +1,8 @@
-"""What runs in a container, told by its main process, which the agent's user can neither kill nor write to.
+"""What runs in a container, told and ended by its main process, which commands can neither signal nor write to.
 
-The main process is a shell script under Docker's init, which takes up orphans. It has another user id than commands,
-and starts no program itself: it answers while the container is at its limit of processes. It reads the connection that
-the keeper has attached, and ends with it: so does the container, however the keeper ended.
+The main process is a shell script under Docker's init, which takes up orphans. It is root of the container, with the
+one right to send signals; it starts no program, so it can kill all others while they are at their limit of processes.
+It reads the connection that the keeper has attached, and ends with it: so does the container, however the keeper ended.
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from dataclasses import dataclass
 from agentrl.sandbox.docker_engine import EngineStream
 from agentrl.types.errors import Boundary, EpisodeError
 
-USER = "65534:65534"
+USER = "0:0"
 """User and group of the main process."""
+RIGHTS = ("KILL",)
+"""Capabilities that it needs. Commands have another user id, and get none of them."""
 COMMAND = (
     "/bin/sh",
     "-c",
     """
-while read -r question; do
+while read -r question number; do
+  if [ "$question" = kill ]; then kill -9 -1; fi
   killed=0
   for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
     if [ -r $file ]; then
       while read -r key value; do if [ "$key" = oom_kill ]; then killed=$value; fi; done < $file
     fi
   done
-  echo "$question $killed" /proc/[0-9]*
-done
+  echo "$number $killed" /proc/[0-9]*
+done 2>/dev/null
 """,
 )
 """The main process. It counts what the kernel killed for memory in either version of control groups."""
-_ANSWER_S = 20.0
+_ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,6 @@ class Watcher:
         self._own: frozenset[int] = frozenset()
         self._listening = asyncio.create_task(self._listen(), name="docker-watcher")
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the container has ended, or its engine is gone."""
-        return self._listening.done()
-
     async def begin(self) -> None:
         """Learn which processes are the container's own, before there are others. Raises as `look` does."""
         self._own = (await self.look()).others
@@ -73,13 +71,26 @@ class Watcher:
         Raises:
             EpisodeError: boundary sandbox, kind lost: the container has ended, or does not answer.
         """
+        return await self._ask("look")
+
+    async def kill(self) -> Sight:
+        """Kill all processes but the container's own, and tell what there is then. Waits and raises as `look` does."""
+        return await self._ask("kill")
+
+    async def close(self) -> None:
+        """Drop the connection, upon which the container ends; safe to call twice."""
+        self._stream.close()
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def _ask(self, question: str) -> Sight:
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(_ANSWER_S):
-                if self.is_over:
+                if self._listening.done():
                     raise ConnectionResetError("its connection is gone")
-                await self._stream.send(f"{number}\n".encode())
+                await self._stream.send(f"{question} {number}\n".encode())
                 return await self._waiting[number]
         except (ConnectionError, TimeoutError) as error:
             reason = str(error) or f"no answer within {_ANSWER_S:g} s"
@@ -88,12 +99,6 @@ class Watcher:
             ) from error
         finally:
             del self._waiting[number]
-
-    async def close(self) -> None:
-        """Drop the connection, upon which the container ends; safe to call twice."""
-        self._stream.close()
-        self._listening.cancel()
-        await asyncio.gather(self._listening, return_exceptions=True)
 
     async def _listen(self) -> None:
         rest = b""
