@@ -56,8 +56,8 @@ class DockerOptions(ConfigModel):
     """Image for tasks that name none. It needs /bin/sh, and tar for files and snapshots. Nothing is pulled."""
     user: Annotated[str, Field(pattern=r"^[1-9]\d*:\d+$")] = "1000:1000"
     """User and group ids of commands, as ``uid:gid``; not root."""
-    per_host: Annotated[int, Field(gt=0)] = 64
-    """Sandboxes that an engine has at most."""
+    per_host: Annotated[int, Field(gt=0)] = 160
+    """Sandboxes that an engine has at most, warm ones and those of verifiers included."""
     call_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds for an engine to answer a call. Raise it where starting many containers at once is slower."""
 
@@ -72,6 +72,7 @@ class DockerBackend:
         self._keeper = KeeperName.of_this_process()
         self._snapshots = SnapshotStore()
         self._silent: dict[DockerEngine, asyncio.Task[None]] = {}
+        self._places: set[DockerPlace] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def begin(self) -> None:
@@ -111,6 +112,7 @@ class DockerBackend:
             task.cancel()
         await asyncio.gather(*self._silent.values(), *self._tasks, return_exceptions=True)
         self._silent.clear()
+        await asyncio.gather(*(place.close() for place in list(self._places)))
         for engine in self._engines:
             try:
                 await remove_all(engine, self._keeper)
@@ -165,17 +167,20 @@ class DockerBackend:
     async def _create_on(self, engine: DockerEngine, spec: SandboxSpec, snapshot: str | None) -> DockerPlace:
         engine.taken += 1
         name = f"agentrl-{secrets.token_hex(8)}"
+
+        def release(place: DockerPlace) -> None:
+            if place in self._places:
+                self._places.remove(place)
+                engine.taken -= 1
+
         try:
             watcher = await self._start(engine, name, spec)
         except BaseException:
             engine.taken -= 1
             raise
-
-        def release() -> None:
-            engine.taken -= 1
-
         most = _MOST_ARCHIVED * _disk_of(spec)
         place = DockerPlace(engine, name, watcher, self._options.user, self._snapshots, most, release)
+        self._places.add(place)
         try:
             await self._begin(watcher, engine, spec)
             if snapshot is not None:
@@ -203,7 +208,7 @@ class DockerBackend:
                 await watcher.close()
                 raise
         except EpisodeError as error:
-            await engine.call_if_there(lambda api: api.remove_container(name, v=True, force=True))
+            await engine.remove(name)
             if isinstance(error, EngineRefusedError):
                 raise self._no_start(engine, spec, error.reason) from error
             raise

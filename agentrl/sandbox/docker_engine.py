@@ -29,6 +29,7 @@ _BUFFER_BYTES = 1 << 18
 _MOST_HEAD_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 16
 _SLACK_S = 5.0  # by which a thread that hangs may be later than the timeout of its socket
+_REMOVAL_POLL_S = 0.05
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
@@ -81,18 +82,19 @@ class EngineStream:
 
     async def frames(self) -> AsyncIterator[tuple[int, bytes]]:
         """What arrives, with the number of its stream, up to the end of the connection."""
-        try:
-            while True:
-                head = await self._reader.readexactly(8)
-                left = int.from_bytes(head[4:], "big")
-                while left:
-                    data = await self._reader.read(min(left, _CHUNK_BYTES))
-                    if not data:
-                        return
-                    left -= len(data)
-                    yield head[0], data
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
+        number = left = 0
+        while True:
+            try:
+                while not left:
+                    head = await self._reader.readexactly(8)
+                    number, left = head[0], int.from_bytes(head[4:], "big")
+                data = await self._reader.read(min(left, _CHUNK_BYTES))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            if not data:
+                return
+            left -= len(data)
+            yield number, data
 
     async def send(self, data: bytes) -> None:
         """Write; waits until there is room. Raises ConnectionError once nobody reads."""
@@ -154,14 +156,35 @@ class DockerEngine:
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
             raise EngineSilentError(self.url, _cause_of(error)) from error
 
-    async def call_if_there(self, work: Callable[[Any], T]) -> T | None:
-        """As `call`; None if what it is about is not there, or is going already."""
+    async def remove(self, container: str) -> None:
+        """Kill and remove a container; one that is gone is no error, and one that is going is waited for.
+
+        Waits for: its end. Unblocked by: that, or the deadline of a call. Raises as `call` does.
+        """
         try:
-            return await self.call(work)
+            await self.call(lambda api: api.remove_container(container, v=True, force=True))
+            return
         except EngineRefusedError as error:
-            if error.status not in (_NOT_FOUND, _CONFLICT):
+            if error.status == _NOT_FOUND:
+                return
+            if error.status != _CONFLICT:
                 raise
-            return None
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                while await self._has(container):
+                    await asyncio.sleep(_REMOVAL_POLL_S)
+        except TimeoutError as error:
+            reason = f"container {container} was not removed within {self._deadline_s:g} s"
+            raise EngineSilentError(self.url, reason) from error
+
+    async def _has(self, container: str) -> bool:
+        try:
+            await self.call(lambda api: api.inspect_container(container))
+        except EngineRefusedError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return False
+        return True
 
     async def open_stream(self, path: str, body: dict[str, Any]) -> EngineStream:
         """The streams that a POST to `path` opens. Raises as `call` does."""

