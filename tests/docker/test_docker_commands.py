@@ -22,7 +22,7 @@ from tests.docker.playing import (
     until,
 )
 
-BOUNDED = SandboxSpec(memory_bytes=64 << 20, processes=32, disk_bytes=16 << 20)
+BOUNDED = SandboxSpec(memory_bytes=64 << 20, processes=32, disk_bytes=16 << 20, cpus=0.5)
 
 
 async def test_stdout_and_stderr_come_apart_and_whole(backend):
