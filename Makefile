@@ -79,7 +79,7 @@ test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed   ## the engine te
 test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real Docker engine, which is started for it
 	@trap '$(BIN)/python deploy/docker/engine.py stop' EXIT; \
 	DOCKER_HOST=$$($(BIN)/python deploy/docker/engine.py start) || exit 1; export DOCKER_HOST; \
-	timeout 300 $(BIN)/python -m pytest -m docker --timeout 120 --durations 5 tests/docker
+	timeout 600 $(BIN)/python -m pytest -m docker --timeout 120 --durations 5 tests/docker
 
 gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
 	@$(PYTHON) deploy/gpu/install.py wheels --python $(GPU_PYTHON) --wheels $(WHEELS) --skip $(SKIP)

@@ -27,7 +27,8 @@ _MIN_FREE_BYTES = 2 << 30
 @reported
 def doctor() -> None:
     """Check what training needs on this machine, and say what to do about what is missing."""
-    checks: list[Callable[[], Iterator[tuple[bool, str]]]] = [_packages, _hardware, _disk, _scaffolds, _environments]
+    checks: list[Callable[[], Iterator[tuple[bool, str]]]] = [_packages, _hardware, _disk, _sandboxes]
+    checks += [_scaffolds, _environments]
     is_well = True
     for check in checks:
         for is_good, text in check():
@@ -64,6 +65,30 @@ def _disk() -> Iterator[tuple[bool, str]]:
     yield free >= _MIN_FREE_BYTES, text if free >= _MIN_FREE_BYTES else f"{text}; checkpoints may not fit"
     shm = Path("/dev/shm")
     yield shm.is_dir() and os.access(shm, os.W_OK), "/dev/shm is writable"
+
+
+def _sandboxes() -> Iterator[tuple[bool, str]]:
+    """What commands of environments are kept from; without sandboxes, other environments run all the same."""
+    if missing_packages("sandbox"):
+        yield True, f"no sandboxes by bwrap; {remedy('sandbox')}"
+        return
+    from agentrl.sandbox.config import SandboxConfig
+    from agentrl.sandbox.starting import running_keeper
+    from agentrl.types.errors import ConfigError
+    from agentrl.types.sandbox import Guarantee
+
+    async def probe() -> frozenset[Guarantee]:
+        async with running_keeper(SandboxConfig(), "doctor") as host:
+            return await host.guarantees()
+
+    try:
+        found = asyncio.run(probe())
+    except ConfigError as error:
+        yield True, f"no sandboxes by bwrap: {error}"
+        return
+    missing = sorted(frozenset(Guarantee) - found)
+    but = f"; not {', '.join(missing)}, so tasks that ask for it are refused" if missing else ""
+    yield True, f"sandboxes by bwrap enforce {', '.join(sorted(found))}{but}"
 
 
 def _scaffolds() -> Iterator[tuple[bool, str]]:

@@ -81,6 +81,8 @@ def check_players(config: RunConfig) -> None:
         check_scaffold(section.scaffold, plays_here=config.rollout.workers == 0)
         check_environment(section)
     build_scorers(config)
+    if ":" not in config.sandbox.kind:
+        registry.find_plugin(registry.SANDBOXES, config.sandbox.kind)
 
 
 def check_scaffold(config: ScaffoldConfig, plays_here: bool = True) -> None:

@@ -17,6 +17,7 @@ from agentrl.sandbox.client import KeeperHost
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.sandbox import Command, Ended, Guarantee, SandboxSpec
 from tests.integration.sandbox_hosts import ALL_LIMITS, chunks, keeper, traces
+from tests.storms.escape_targets import running_with
 
 pytestmark = pytest.mark.timeout(600)
 MEGABYTE = 1 << 20
@@ -78,14 +79,14 @@ async def test_at_its_deadline_a_command_is_killed_with_all_that_it_started(host
     script = "echo before; setsid sleep 4711 & sleep 4712"
     result = await sandbox.run(sh(script, timeout_s=5), "1")
     assert (result.ended, result.exit_code, result.stdout) == (Ended.TIMEOUT, 137, b"before\n")
-    assert not running("4711")
-    assert not running("4712")
+    assert not running_with("4711")
+    assert not running_with("4712")
 
 
 async def test_what_a_command_leaves_running_ends_with_it(host: KeeperHost) -> None:
     sandbox = await host.open(ALL_LIMITS)
     await sandbox.run(sh("setsid nohup sleep 4713 > /dev/null 2>&1 & echo started"), "1")
-    assert not running("4713")
+    assert not running_with("4713")
     seen = await sandbox.run(sh("ls /proc | grep -c '^[0-9]'"), "2")
     assert int(seen.stdout) <= 5, "processes of another command are seen"
 
@@ -174,7 +175,7 @@ async def test_who_comes_back_finds_what_became_of_a_command(host: KeeperHost) -
     await sandbox.remember(b"the state")
     slow = sh("echo x >> count; sleep 2; cat count")
     calling = asyncio.create_task(sandbox.run(slow, "1"))
-    await until(lambda: bool(running("sleep")))
+    await until(lambda: bool(running_with("sleep")))
     calling.cancel()  # and with it its connection, as if its process had been killed
     other = await host.attach(sandbox.handle(), 1)
     assert await other.recall() == b"the state"
@@ -218,12 +219,12 @@ async def test_a_keeper_ends_all_when_its_parent_is_killed() -> None:
         )
         assert parent.stdout is not None
         pid = int(await parent.stdout.readline())
-        await until(lambda: bool(running("4714")))
+        await until(lambda: bool(running_with("4714")))
         assert len(traces(Path(folder), pid)) >= 2
         parent.kill()
         await parent.wait()
         await until(lambda: not Path(f"/proc/{pid}").exists())
-        assert not running("4714")
+        assert not running_with("4714")
         assert traces(Path(folder), pid) == []
 
 
@@ -244,20 +245,6 @@ def test_a_machine_without_user_namespaces_is_named() -> None:
     assert result.returncode != 0
     assert ConfigError.__name__ in result.stderr
     assert "user.max_user_namespaces" in result.stderr
-
-
-def running(word: str) -> list[int]:
-    """Processes that have a word in their command line."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if word.encode() in words:
-                found.append(int(folder.name))
-    return found
 
 
 async def until(holds: Callable[[], bool]) -> None:

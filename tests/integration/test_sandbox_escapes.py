@@ -10,7 +10,9 @@ import pytest
 from agentrl.types.errors import EpisodeError
 from agentrl.types.sandbox import Guarantee
 from tests.integration.sandbox_hosts import AS_NOBODY, keeper
-from tests.storms.escapes import ATTEMPTS, SPEC, Outside, attempt_all, outside
+from tests.storms.escape_attempts import ATTEMPTS, HARMLESS, SPEC
+from tests.storms.escape_targets import Outside, outside
+from tests.storms.escapes import attempt_all
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -47,9 +49,11 @@ async def test_local_isolates_nothing_and_so_takes_no_task_that_asks_for_it(targ
             await host.open(SPEC)
         trusting = replace(SPEC, memory_bytes=None, processes=None, disk_bytes=None, cpus=None, needs=frozenset())
         sandbox = await host.open(trusting)
-        by_name = {attempt.name: attempt for attempt in ATTEMPTS}
-        _, brought = await by_name["host_files"].act(sandbox, targets)
-        assert targets.faults(brought) == ["read the secret"], "the attempts would find nothing anywhere"
-        await by_name["network"].act(sandbox, targets)
-        await by_name["host_writes"].act(sandbox, targets)
-        assert {"wrote outside", "reached tcp"} <= set(targets.faults(b""))
+        # Those alone that do no harm to this machine.
+        harmless = {attempt.name: attempt for attempt in ATTEMPTS if attempt.name in HARMLESS}
+        found = {}
+        for name, attempt in harmless.items():
+            faults, brought = await attempt.act(sandbox, targets)
+            found[name] = faults + targets.faults(brought)
+    assert len(found) == len(HARMLESS)
+    assert [name for name, faults in found.items() if not faults] == [], "these would find nothing anywhere"

@@ -26,7 +26,7 @@ class CountingOptions(SqlOptions):
     count_file: Path
     """One line for each call that a sandbox has counted: its effect id, the sandbox, the tool."""
     linger_s: float = 0.1
-    """Seconds between the count and the call's end, so that kills hit calls that have happened and are not on record."""
+    """Seconds between the count and the call's end: kills hit calls that have happened and are not on record."""
 
 
 class CountingSandbox(SandboxEnvironment[CountingOptions], SqlEnvironment):
