@@ -41,9 +41,10 @@ class SandboxSpec:
 
     `image` names the files of the sandbox in the backend's own way: a Docker image, or for bwrap a folder that has
     the root file system; empty stands for the backend's default. `disk_bytes` bounds the workspace and temporary
-    files together. `allow` has addresses as ``host:port`` that can be reached through an HTTP proxy, which
-    ``HTTP_PROXY`` and ``HTTPS_PROXY`` name; `gateway` is a unix socket of the sandbox's machine that can be reached
-    at ``AGENTRL_GATEWAY``, an URL of the sandbox's own loopback.
+    files together. There may be a few processes more than `processes`, which a backend needs for itself. `allow` has
+    addresses as ``host:port`` that can be reached through an HTTP proxy, which ``HTTP_PROXY`` and ``HTTPS_PROXY`` name;
+    `gateway` is a unix socket of the sandbox's machine that can be reached at ``AGENTRL_GATEWAY``, an URL of the
+    sandbox's own loopback.
 
     Example: ``SandboxSpec(memory_bytes=256 << 20, processes=64)`` asks for files, network, tree, memory and processes.
     """

