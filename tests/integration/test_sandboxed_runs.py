@@ -1,0 +1,37 @@
+"""Runs that train on environments whose commands run in sandboxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration import runs
+
+ENVIRONMENTS = Path(__file__).parents[2] / "environments"
+ONE_KIND = 'environment.options={kinds = ["delete"], isolated = false}'
+LESSONS = 'lessons=[{expert = "clumsy", transcripts = 384, max_steps = 120}]'
+
+
+@pytest.mark.long
+def test_a_policy_trains_on_shell_tasks_in_bubblewrap_and_its_first_step_passes_the_gate(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    recipe = ENVIRONMENTS / "terminal" / "warmstart.toml"
+    made = runs.agentrl("warmstart", recipe, f"output={model}", ONE_KIND, LESSONS, "check_episodes=8", "decay_steps=60")
+    assert made.returncode == 0, made.stdout + made.stderr
+    result = runs.agentrl(
+        *("train", ENVIRONMENTS / "terminal" / "terminal.toml", f"policies.main.model={model}", "steps=3"),
+        *(f"runs_folder={tmp_path / 'runs'}", 'environment.options={kinds = ["delete"]}', "buffer.groups_per_step=2"),
+        *("evaluation.interval_steps=0", "evaluation.final_tasks=0", "rollout.concurrency=8"),
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    run = tmp_path / "runs" / "terminal-seed0"
+    assert runs.state(run)["status"] == "finished"
+    lines = runs.rows(run / "ledger.jsonl")
+    assert sum(line["outcome"] == "trained" for line in lines) == 3 * 2 * 8
+    gaps = [row["trainer/fresh_gap_max_nats"] for row in runs.metrics(run) if row.get("trainer/fresh_tokens")]
+    assert gaps
+    assert max(gaps) < 1e-3
+    means = {row["batch/reward_mean"] for row in runs.metrics(run) if "batch/reward_mean" in row}
+    assert means - {0.0, 1.0}
+    assert runs.processes_are_gone(run, within_s=60.0)
