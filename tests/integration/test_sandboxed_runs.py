@@ -10,14 +10,19 @@ from tests.integration import runs
 
 ENVIRONMENTS = Path(__file__).parents[2] / "environments"
 ONE_KIND = 'environment.options={kinds = ["delete"], isolated = false}'
-LESSONS = 'lessons=[{expert = "clumsy", transcripts = 384, max_steps = 120}]'
+# A policy that knows one kind of task and has bad habits: half a minute.
+LESSONS = (
+    'lessons=[{expert = "clumsy", transcripts = 128, max_steps = 60}]',
+    *("check_episodes=8", "decay_steps=30", "episodes_per_step=16"),
+    *("model.shape.hidden_size=64", "model.shape.feed_forward_size=128"),
+)
 
 
 @pytest.mark.long
 def test_a_policy_trains_on_shell_tasks_in_bubblewrap_and_its_first_step_passes_the_gate(tmp_path: Path) -> None:
     model = tmp_path / "model"
     recipe = ENVIRONMENTS / "terminal" / "warmstart.toml"
-    made = runs.agentrl("warmstart", recipe, f"output={model}", ONE_KIND, LESSONS, "check_episodes=8", "decay_steps=60")
+    made = runs.agentrl("warmstart", recipe, f"output={model}", ONE_KIND, *LESSONS)
     assert made.returncode == 0, made.stdout + made.stderr
     result = runs.agentrl(
         *("train", ENVIRONMENTS / "terminal" / "terminal.toml", f"policies.main.model={model}", "steps=3"),
