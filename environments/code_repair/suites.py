@@ -90,7 +90,7 @@ async def try_solution(
         "call_s": call_s,
     }
     command = Command(
-        ("python3", "-I", "-c", TESTER),
+        ("python3", "-I", "-S", "-c", TESTER),
         stdin=json.dumps(request).encode(),
         timeout_s=total_s,
         max_output_bytes=_MOST_VERDICT_BYTES,

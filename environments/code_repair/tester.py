@@ -37,7 +37,7 @@ class Candidate:
         self._call_s = call_s
         calls, self._calls = os.pipe()
         self._answers, answers = os.pipe()
-        command = [sys.executable, "-I", "-c", program, str(calls), str(answers)]
+        command = [sys.executable, "-I", "-S", "-c", program, str(calls), str(answers)]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=(calls, answers))
         os.close(calls)
