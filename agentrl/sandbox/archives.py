@@ -63,7 +63,8 @@ def regular_files(archive: bytes) -> dict[str, bytes]:
 def _contents(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
     for entry in archive:
         path = entry.name.removeprefix("./")
-        content = archive.extractfile(entry) if entry.isreg() else None
+        # A sparse file can claim any size, whatever the archive holds.
+        content = archive.extractfile(entry) if entry.isreg() and not entry.issparse() else None
         if content is not None and _is_below(path):
             yield path, content.read()
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -37,6 +39,17 @@ def test_nothing_but_regular_files_below_the_folder_is_read() -> None:
 def test_bytes_that_are_no_archive_are_a_fault_of_the_sandbox_or_nothing(data: bytes) -> None:
     with contextlib.suppress(EpisodeError):
         assert regular_files(data) == {}
+
+
+def test_a_sparse_file_that_claims_a_terabyte_is_left_out(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "small").write_bytes(b"data")
+    archive = subprocess.run(
+        ["tar", "--sparse", "-c", "-C", str(tmp_path), "huge", "small"], check=True, capture_output=True
+    ).stdout
+    assert len(archive) < 1 << 20
+    assert regular_files(archive) == {"small": b"data"}
 
 
 def test_an_archive_that_was_cut_off_is_a_fault() -> None:
