@@ -182,7 +182,10 @@ class SandboxTable:
 def _check_guarantees(backend: Backend, spec: SandboxSpec) -> None:
     lacking = sorted(spec.asked - backend.guarantees)
     if lacking:
-        reasons = "; ".join(f"{lack}: {backend.missing.get(lack, 'not by this backend')}" for lack in lacking)
+        by_reason: dict[str, list[str]] = {}
+        for lack in lacking:
+            by_reason.setdefault(backend.missing.get(lack, "not by this backend"), []).append(lack)
+        reasons = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
         raise EpisodeError(
             Boundary.SANDBOX, "guarantee", f"the task asks for what this sandbox does not enforce here: {reasons}"
         )

@@ -19,7 +19,7 @@ LESSONS = (
 )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_policy_trains_on_code_repair_in_containers_and_its_first_step_passes_the_gate(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ final_tasks = 0
 interval_steps = 2
 """
 STOPPED = 130  # how a command ends whose run was stopped before its last step
-_DEADLINE_S = 300
+_DEADLINE_S = 600
 
 
 def command(*arguments: str | Path) -> list[str]:
