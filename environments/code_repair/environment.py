@@ -6,12 +6,13 @@ from agentrl.envs.authoring import ToolError, tool
 from agentrl.envs.sandboxed import SandboxEnvironment, files_of, write_file
 from agentrl.types.environment import Score
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.sandbox import ISOLATED, WORKSPACE, Command, CommandResult, SandboxSpec
+from agentrl.types.sandbox import WORKSPACE, Command, CommandResult, SandboxSpec
 from agentrl_environments.code_repair.suites import Verdict, try_solution
 from agentrl_environments.code_repair.tasks import FILE, CodeRepairOptions, problem_of
 
 _FILE_S = 5.0
 _WRITE = 'case "$1" in */*) mkdir -p -- "${1%/*}";; esac && cat > "$1"'
+_PROCESSES, _DISK_BYTES = 64, 64 << 20
 
 
 class CodeRepairEnvironment(SandboxEnvironment[CodeRepairOptions]):
@@ -30,8 +31,10 @@ class CodeRepairEnvironment(SandboxEnvironment[CodeRepairOptions]):
         self._test_runs = 0
 
     def spec(self) -> SandboxSpec:
-        """Files, network and processes of its own, and no limits."""
-        return SandboxSpec(needs=ISOLATED if self.options.isolated else frozenset())
+        """Files, network and processes of its own, and limits that hold without root, too."""
+        if not self.options.isolated:
+            return SandboxSpec(needs=frozenset())
+        return SandboxSpec(processes=_PROCESSES, disk_bytes=_DISK_BYTES)
 
     async def furnish(self) -> None:
         """Put the module into the workspace."""

@@ -10,7 +10,7 @@ from agentrl.envs.sandboxed import SandboxEnvironment, files_of, write_files
 from agentrl.protocols import Sandbox
 from agentrl.types.environment import Score
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.sandbox import ISOLATED, WORKSPACE, Command, CommandResult, Ended, SandboxSpec
+from agentrl.types.sandbox import WORKSPACE, Command, CommandResult, Ended, SandboxSpec
 from agentrl_environments.terminal.tasks import TerminalOptions, build_problem
 
 _VERIFIER = """
@@ -20,6 +20,7 @@ diff -r expected found > /dev/null 2>&1
 case $? in 0) echo "$nonce right" ;; 1) echo "$nonce wrong" ;; esac
 """
 _VERIFIER_S = 20.0
+_PROCESSES, _DISK_BYTES = 64, 64 << 20
 
 
 class TerminalEnvironment(SandboxEnvironment[TerminalOptions]):
@@ -38,8 +39,10 @@ class TerminalEnvironment(SandboxEnvironment[TerminalOptions]):
         self._counts = {"commands": 0.0, "command_errors": 0.0}
 
     def spec(self) -> SandboxSpec:
-        """Files, network and processes of its own, and no limits."""
-        return SandboxSpec(needs=ISOLATED if self.options.isolated else frozenset())
+        """Files, network and processes of its own, and limits that hold without root, too."""
+        if not self.options.isolated:
+            return SandboxSpec(needs=frozenset())
+        return SandboxSpec(processes=_PROCESSES, disk_bytes=_DISK_BYTES)
 
     async def furnish(self) -> None:
         """Put the files of the problem into the workspace."""
