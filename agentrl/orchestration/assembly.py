@@ -27,7 +27,7 @@ from agentrl.orchestration.serving import Service, Serving, build_serving, evalu
 from agentrl.orchestration.worker_assembly import build_evaluation_pool, build_pool, num_processes
 from agentrl.orchestration.worker_pool import WorkerPool
 from agentrl.protocols import EnvironmentHost, Runtime, Trainer
-from agentrl.sandbox.starting import sandboxes
+from agentrl.sandbox.starting import SandboxKeeper, sandboxes
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Canary, WeightsManifest
 from agentrl.types.errors import ConfigError
@@ -76,6 +76,7 @@ class RunParts:
     recorder: Recorder
     observer: RunObserver
     journal: RunJournal
+    keeper: SandboxKeeper
     services: tuple[Service, ...] = ()
     """Loops that look after engines and tasks as long as the run lasts."""
 
@@ -86,8 +87,9 @@ class RunParts:
         return trainer
 
     def counted(self, policy: str) -> dict[str, float]:
-        """What was counted of a policy's engines, of the workers and of scoring since the run's process began."""
-        return {**self.policies[policy].serving.metrics(), **self.pool.metrics(), **self.scoring.counts}
+        """What was counted of a policy's engines, of workers, scoring and sandboxes since the run's process began."""
+        engines, workers = self.policies[policy].serving.metrics(), self.pool.metrics()
+        return {**engines, **workers, **self.scoring.counts, **self.keeper.metrics()}
 
 
 @asynccontextmanager
@@ -114,7 +116,7 @@ async def assembled(
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)
         observer.on_phase("starting engines and trainer")
-        parts = await _Assembly(config, run, start, observer, runtime, recorder, chats, hosts, journal).build()
+        parts = await _Assembly(config, run, start, observer, runtime, recorder, chats, hosts, journal, keeper).build()
         ending.push_async_callback(_close_all, [policy.serving.publisher for policy in parts.policies.values()])
         yield parts
 
@@ -155,6 +157,7 @@ class _Assembly:
     chats: Mapping[str, ChatFormat]
     hosts: Mapping[str, EnvironmentHost]
     journal: RunJournal
+    keeper: SandboxKeeper
 
     async def build(self) -> RunParts:
         """Everything, with engines that have shown what they hold. Raises AgentRLError."""
@@ -193,6 +196,7 @@ class _Assembly:
             recorder=self.recorder,
             observer=self.observer,
             journal=journal,
+            keeper=self.keeper,
             services=(*services, feed.run),
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from agentrl.sandbox.backend import Place
@@ -46,9 +47,9 @@ class Capture:
 class EffectLog:
     """Runs the commands of a place, one at a time, each at most once."""
 
-    def __init__(self, place: Place, lock: asyncio.Lock) -> None:
-        """Whoever else uses the place holds `lock` meanwhile."""
-        self._place, self._lock = place, lock
+    def __init__(self, place: Place, lock: asyncio.Lock, counts: Counter[str]) -> None:
+        """Whoever else uses the place holds `lock` meanwhile; commands and how they ended go into `counts`."""
+        self._place, self._lock, self._counts = place, lock, counts
         self._effects: dict[str, asyncio.Task[CommandResult]] = {}
 
     async def run(self, effect_id: str, command: Command) -> CommandResult:
@@ -74,12 +75,15 @@ class EffectLog:
 
     async def _run(self, command: Command) -> CommandResult:
         async with self._lock:
+            self._counts["commands"] += 1
             output, started = Capture(command.max_output_bytes), time.monotonic()
             try:
                 async with asyncio.timeout(command.timeout_s):
                     ended = await self._place.run(command, _whole(command.stdin), output)
             except TimeoutError:
+                self._counts["timeouts"] += 1
                 return output.result(_KILLED, time.monotonic() - started, Ended.TIMEOUT)
+            self._counts["out_of_memory"] += ended.is_out_of_memory
             how = Ended.MEMORY if ended.is_out_of_memory else Ended.EXITED
             return output.result(ended.code, time.monotonic() - started, how)
 

@@ -2,7 +2,7 @@
 
 Workers that play episodes are killed and replaced; what they were doing in a sandbox goes on here, and the next worker
 asks what became of it. The keeper ends all sandboxes when the process that started it closes its control, or dies. Its
-parent sends a `KeeperSpec` as a line, and gets a `KeeperReady`.
+parent sends a `KeeperSpec` as a line, and gets a `KeeperReady`, then `KeeperCounts` now and then.
 """
 
 from __future__ import annotations
@@ -71,6 +71,13 @@ class KeeperReady:
     """That the keeper takes calls, or why it cannot."""
 
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperCounts:
+    """What has been counted so far."""
+
+    counts: dict[str, int]
 
 
 class Service:
@@ -190,7 +197,7 @@ async def keep(spec: KeeperSpec, reader: asyncio.StreamReader, writer: asyncio.S
     try:
         async with unix_serve(serve, spec.socket, max_size=MOST_FRAME_BYTES, compression=None, ping_interval=None):
             _tell(writer, KeeperReady())
-            await _until_end(reader, table)
+            await _until_end(reader, writer, table)
             # Before the server waits for its connections, which may wait for commands.
             await table.close()
     finally:
@@ -199,15 +206,20 @@ async def keep(spec: KeeperSpec, reader: asyncio.StreamReader, writer: asyncio.S
         shutil.rmtree(Path(spec.socket).parent, ignore_errors=True)
 
 
-async def _until_end(reader: asyncio.StreamReader, table: SandboxTable) -> None:
+async def _until_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, table: SandboxTable) -> None:
+    """Look after the sandboxes, and tell the parent what was counted, whenever it has changed."""
     ending = asyncio.create_task(reader.read(), name="parent")
+    told: dict[str, int] = {}
     while not ending.done():
         await asyncio.wait({ending}, timeout=_TICK_S)
         await table.end_abandoned()
+        if table.counts != told and not ending.done():
+            told = dict(table.counts)
+            _tell(writer, KeeperCounts(told))
 
 
-def _tell(writer: asyncio.StreamWriter, ready: KeeperReady) -> None:
-    writer.write(codec.to_json(ready) + b"\n")
+def _tell(writer: asyncio.StreamWriter, said: KeeperReady | KeeperCounts) -> None:
+    writer.write(codec.to_json(said) + b"\n")
 
 
 async def _main(fd: int) -> None:

@@ -16,7 +16,8 @@ from agentrl import codec
 from agentrl.process.remote import how_it_ended, kill_group, spawn, tail
 from agentrl.sandbox.client import KeeperHost
 from agentrl.sandbox.config import SandboxConfig
-from agentrl.sandbox.keeper import KeeperReady, KeeperSpec
+from agentrl.sandbox.keeper import KeeperCounts, KeeperReady, KeeperSpec
+from agentrl.sandbox.table import COUNTED
 from agentrl.sandbox.wire import SOCKET_VARIABLE
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
@@ -36,6 +37,8 @@ class SandboxKeeper:
         self._config, self._label, self._socket, self._log = config, label, socket, log
         self._process: subprocess.Popen[bytes] | None = None
         self._control: asyncio.StreamWriter | None = None
+        self._hearing: asyncio.Task[None] | None = None
+        self._counts: dict[str, int] = {}
 
     @property
     def pid(self) -> int:
@@ -70,6 +73,17 @@ class SandboxKeeper:
         error = codec.from_json(line, KeeperReady).error
         if error is not None:
             raise ConfigError(error)
+        self._counts = dict.fromkeys(COUNTED, 0)
+        self._hearing = asyncio.create_task(self._hear(reader), name="sandbox-counts")
+
+    def metrics(self) -> dict[str, float]:
+        """What was counted since it was started; nothing of one that was not."""
+        return {f"sandbox/{name}_total": float(count) for name, count in self._counts.items()}
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        """Take in what is counted. Waits for: the keeper. Unblocked by: its end."""
+        while line := await reader.readline():
+            self._counts = codec.from_json(line, KeeperCounts).counts
 
     async def close(self) -> None:
         """End it with all sandboxes; safe to call twice.
@@ -79,6 +93,8 @@ class SandboxKeeper:
         process, self._process = self._process, None
         if process is None:
             return
+        if self._hearing is not None:
+            self._hearing.cancel()
         if self._control is not None:
             self._control.close()
         try:

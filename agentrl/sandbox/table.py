@@ -7,7 +7,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from agentrl import codec
@@ -18,6 +18,7 @@ from agentrl.types.errors import Boundary, EpisodeError, deadline
 from agentrl.types.sandbox import SandboxSpec
 
 _CLOSE_S = 60.0
+COUNTED = ("opened", "opened_warm", "attached", "abandoned", "commands", "timeouts", "out_of_memory")
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +32,7 @@ class KeptSandbox:
     handle: str
     place: Place
     room: asyncio.Semaphore
+    counts: Counter[str]
     token: int = 0
     state: bytes | None = None
     users: int = 0
@@ -39,7 +41,7 @@ class KeptSandbox:
     effects: EffectLog = field(init=False)
 
     def __post_init__(self) -> None:
-        self.effects = EffectLog(self.place, self.lock)
+        self.effects = EffectLog(self.place, self.lock, self.counts)
 
     def check(self, token: int) -> None:
         """Raises EpisodeError (boundary sandbox, kind fenced) unless the token is the newest."""
@@ -105,6 +107,8 @@ class SandboxTable:
         self.backend = backend
         self._config = config
         self._kept: dict[str, KeptSandbox] = {}
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+        """How often things happened since the keeper began, by the names in `COUNTED`."""
         # Who has a sandbox and wants another one does not wait for those who have one and want another one.
         self._room, self._room_beside = asyncio.Semaphore(config.most), asyncio.Semaphore(config.most)
         self._warm = WarmPlaces(backend, config.warm)
@@ -131,7 +135,9 @@ class SandboxTable:
             except BaseException:
                 room.release()
                 raise
-        kept = KeptSandbox(secrets.token_hex(8), place, room)
+        kept = KeptSandbox(secrets.token_hex(8), place, room, self.counts)
+        self.counts["opened"] += 1
+        self.counts["opened_warm"] += warm is not None
         self._kept[kept.handle] = kept
         return kept
 
@@ -143,6 +149,7 @@ class SandboxTable:
         if token < kept.token:
             kept.check(token)
         kept.token = token
+        self.counts["attached"] += 1
         return kept
 
     async def snapshot(self, kept: KeptSandbox) -> str:
@@ -170,6 +177,7 @@ class SandboxTable:
         before = time.monotonic() - self._config.abandoned_s
         for kept in [kept for kept in self._kept.values() if not kept.users and kept.left < before]:
             _log.warning("sandbox %s is ended, nobody came back to it", kept.handle)
+            self.counts["abandoned"] += 1
             await self.end(kept)
 
     async def close(self) -> None:

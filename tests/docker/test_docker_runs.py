@@ -43,4 +43,4 @@ def test_a_policy_trains_on_code_repair_in_containers_and_its_first_step_passes_
     assert gaps
     assert max(gaps) < 1e-3
     means = {row["batch/reward_mean"] for row in runs.metrics(run) if "batch/reward_mean" in row}
-    assert means - {0.0, 1.0}
+    assert max(means) > 0.0, "no step had a right episode"

@@ -38,5 +38,11 @@ def test_a_policy_trains_on_shell_tasks_in_bubblewrap_and_its_first_step_passes_
     assert gaps
     assert max(gaps) < 1e-3
     means = {row["batch/reward_mean"] for row in runs.metrics(run) if "batch/reward_mean" in row}
-    assert means - {0.0, 1.0}
+    assert max(means) > 0.0, "no step had a right episode"
+    # The keeper tells its counts every second, so those of the last step's end need not be there.
+    opened, commands = (
+        max(row.get(f"sandbox/{name}_total", 0.0) for row in runs.metrics(run)) for name in ("opened", "commands")
+    )
+    assert opened > 8
+    assert commands > 8
     assert runs.processes_are_gone(run, within_s=60.0)

@@ -33,6 +33,7 @@ from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.serving import Serving
 from agentrl.orchestration.worker_assembly import build_pool
+from agentrl.sandbox.starting import SandboxKeeper
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt, StepReport, TrainBatch, WeightsManifest
 from agentrl.types.errors import Boundary, EpisodeError
@@ -286,6 +287,7 @@ async def simulate(
         recorder=recorder,
         observer=SilentObserver(),
         journal=journal,
+        keeper=SandboxKeeper(config.sandbox, run.path.name, run.path / "no-socket", None),
     )
     started = asyncio.get_running_loop().time()
     await Controller(parts).run()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -16,8 +17,13 @@ def place() -> ScriptedPlace:
 
 
 @pytest.fixture
-def log(place: ScriptedPlace) -> EffectLog:
-    return EffectLog(place, asyncio.Lock())
+def counts() -> Counter[str]:
+    return Counter()
+
+
+@pytest.fixture
+def log(place: ScriptedPlace, counts: Counter[str]) -> EffectLog:
+    return EffectLog(place, asyncio.Lock(), counts)
 
 
 async def test_an_effect_is_carried_out_once_and_told_as_often_as_it_is_asked_for(
@@ -47,9 +53,12 @@ async def test_a_command_goes_on_when_its_caller_is_gone_and_its_outcome_is_told
         await asking
 
 
-async def test_a_command_is_killed_at_its_deadline(log: EffectLog, place: ScriptedPlace) -> None:
+async def test_a_command_is_killed_at_its_deadline(log: EffectLog, place: ScriptedPlace, counts: Counter[str]) -> None:
     result = await log.run("a", Command(("hang",), timeout_s=0.01))
     assert (result.ended, result.exit_code, place.killed) == (Ended.TIMEOUT, 137, 1)
+    await log.run("b", Command(("say", "hello")))
+    await log.run("b", Command(("say", "hello")))
+    assert (counts["commands"], counts["timeouts"]) == (2, 1)
 
 
 async def test_commands_of_one_sandbox_follow_each_other(log: EffectLog, place: ScriptedPlace) -> None:

@@ -95,6 +95,7 @@ async def test_a_sandbox_that_nobody_uses_ends_and_one_in_use_does_not() -> None
     assert (backend.made[0].is_closed, backend.made[1].is_closed) == (False, True)
     assert left.handle != used.handle
     assert len(sandboxes) == 1
+    assert (sandboxes.counts["opened"], sandboxes.counts["abandoned"]) == (2, 1)
 
 
 async def test_the_end_of_a_sandbox_kills_its_command() -> None:
