@@ -233,10 +233,10 @@ import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 for pid in (1, $PID):
     if libc.ptrace(16, pid, 0, 0) == 0: print("ESCAPED")
-    try:
-        open(f"/proc/{pid}/mem", "r+b"); print("ESCAPED")
-    except OSError as error:
-        print(error)
+try:
+    open("/proc/$PID/mem", "r+b"); print("ESCAPED")
+except OSError as error:
+    print(error)
 """,
     ),
     _script(
