@@ -23,23 +23,24 @@ Example, whole::
             return float(self.answer == str(len(self.row["names"])))
 
 
-    definition = define_sandboxed("counting", Counting, Rows([{"names": ["a", "b"]}]))
+    definition = define_sandboxed("counting", Counting, Rows([{"names": ["a", "b"]}, {"names": ["c"]}]))
 
 The sandbox is held by the run's keeper, so it outlives the process in which the environment lives. Whoever goes on in
-the episode attaches to it, gets back what the environment keeps beside the sandbox, and carries out the last step
-again: a command of it that was begun is not begun a second time, since its id is made of the tool call's, and gives its
-result as if it had just ended.
+the episode attaches to it and gets back what the environment keeps beside the sandbox: after each step its state and
+the step's result. A step that had ended is answered by that result. One that had not is carried out again, from the
+state before it: a command of it that was begun is not begun a second time, since its id is made of the tool call's, and
+gives its result as if it had just ended.
 """
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from agentrl import codec
 from agentrl.envs.authoring import Gold, Options, ToolEnvironment, define
 from agentrl.envs.definition import EnvironmentDefinition, Expert, NoOptions
 from agentrl.envs.rows import TaskSource
@@ -55,6 +56,16 @@ from agentrl.types.task import Task
 __all__ = ["SandboxEnvironment", "define_sandboxed", "files_of", "read_file", "write_file", "write_files"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is kept beside a sandbox: steps and commands so far, the state then, and what the last step gave."""
+
+    num_steps: int
+    num_commands: int
+    state: bytes
+    result: StepResult | None
+
+
 class SandboxEnvironment(ToolEnvironment[Options]):
     """The base of an environment with a sandbox for its agent; `sandbox` is there from `furnish` on.
 
@@ -67,6 +78,7 @@ class SandboxEnvironment(ToolEnvironment[Options]):
     def __init__(self, options: Options, task: Task) -> None:
         self._num_steps = 0
         self._num_commands = 0
+        self._result: StepResult | None = None
         super().__init__(options, task)
 
     @abstractmethod
@@ -78,7 +90,7 @@ class SandboxEnvironment(ToolEnvironment[Options]):
 
     async def execute(self, command: Command) -> CommandResult:
         """Run a command in the agent's sandbox, at most once, whoever carries out the step. Raises EpisodeError."""
-        effect_id = f"{self._num_steps}/{self.call_id}/{self._num_commands}"
+        effect_id = f"{self.call_id}/{self._num_commands}"
         self._num_commands += 1
         return await self.sandbox.run(command, effect_id)
 
@@ -100,10 +112,10 @@ class SandboxEnvironment(ToolEnvironment[Options]):
 
     async def step(self, action: Message) -> StepResult:
         """Carry out the calls, and keep beside the sandbox where the episode is."""
-        self._num_steps, self._num_commands = self._num_steps + 1, 0
-        result = await super().step(action)
+        self._result = await super().step(action)
+        self._num_steps += 1
         await self._keep_state()
-        return result
+        return self._result
 
     async def handle(self) -> str | None:
         """Names the sandbox."""
@@ -114,8 +126,8 @@ class SandboxEnvironment(ToolEnvironment[Options]):
         await self.sandbox.detach()
 
     async def outcome(self, step: int, effect_ids: Sequence[str]) -> StepResult | None:
-        """None: the step is to be carried out again, which begins no command twice and makes its result anew."""
-        return None
+        """The result of the last step, if it is that one. None for one that had not ended: it is carried out again."""
+        return self._result if step == self._num_steps - 1 else None
 
     async def close(self) -> None:
         """End the sandbox."""
@@ -134,17 +146,17 @@ class SandboxEnvironment(ToolEnvironment[Options]):
             raise EpisodeError(Boundary.ENVIRONMENT, "lost", error.failure.message) from error
         if kept is None:
             raise EpisodeError(Boundary.ENVIRONMENT, "lost", f"sandbox {handle} was never furnished")
-        state = json.loads(kept)
-        self._num_steps = state["num_steps"]
-        self.restore(state["environment"].encode())
+        last = codec.decode(kept, _Kept)
+        self._num_steps, self._num_commands, self._result = last.num_steps, last.num_commands, last.result
+        self.restore(last.state)
 
     def load(self, state: Any) -> None:
         """Take a state that `save` gave; nothing for an environment without one."""
 
     async def _keep_state(self) -> None:
         has_state = type(self).save is not ToolEnvironment.save
-        packed = self.packed(self.save() if has_state else None).decode()
-        await self.sandbox.remember(json.dumps({"num_steps": self._num_steps, "environment": packed}).encode())
+        state = self.packed(self.save() if has_state else None)
+        await self.sandbox.remember(codec.encode(_Kept(self._num_steps, self._num_commands, state, self._result)))
 
 
 def define_sandboxed(

@@ -23,6 +23,7 @@ BENCHMARKS = (
     "kill_storm",
     "worker_storm",
     "server_storm",
+    "sandbox_kills",
     "power_loss",
     "control",
     "two_policies",
@@ -34,6 +35,8 @@ ON_REQUEST = (
     "learning_vs_trl",
     "trainer_vs_trl",
     "server_vs_openenv",
+    "sandbox_latency",
+    "sandbox_escape",
 )
 
 
