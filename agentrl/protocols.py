@@ -176,6 +176,9 @@ class Sandbox(Closing, Protocol):
     def handle(self) -> str:
         """Names the live sandbox, so that it can be attached to from another process."""
 
+    async def keep(self) -> str:
+        """Let it live on for others when this process is gone; until then it would soon end. Returns the handle."""
+
     async def detach(self) -> None:
         """Leave it alive: a `close` that follows frees only what is on this side."""
 

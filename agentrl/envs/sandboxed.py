@@ -118,8 +118,8 @@ class SandboxEnvironment(ToolEnvironment[Options]):
         return self._result
 
     async def handle(self) -> str | None:
-        """Names the sandbox."""
-        return self.sandbox.handle()
+        """Names the sandbox, which lives on from now on when this process is gone."""
+        return await self.sandbox.keep()
 
     async def detach(self) -> None:
         """Leave the sandbox alive."""

@@ -21,6 +21,7 @@ from agentrl.sandbox.wire import (
     Attach,
     Close,
     Describe,
+    Keep,
     Open,
     Outcome,
     Pack,
@@ -173,6 +174,11 @@ class KeptSandboxClient:
 
     def handle(self) -> str:
         """Names the live sandbox."""
+        return self._handle
+
+    async def keep(self) -> str:
+        """Let it live on for whoever knows the handle, which is returned."""
+        await self._call(Keep(), _CALL_S)
         return self._handle
 
     async def detach(self) -> None:

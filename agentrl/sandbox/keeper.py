@@ -38,6 +38,7 @@ from agentrl.sandbox.wire import (
     Call,
     Close,
     Describe,
+    Keep,
     Open,
     Outcome,
     Pack,
@@ -137,6 +138,9 @@ class _User:
                 return Answer()
             case Recall():
                 return Answer(data=kept.state)
+            case Keep():
+                kept.is_kept = True
+                return Answer()
             case Close():
                 await self._table.end(kept)
                 return Answer()

@@ -18,6 +18,8 @@ from agentrl.types.errors import Boundary, EpisodeError, deadline
 from agentrl.types.sandbox import SandboxSpec
 
 _CLOSE_S = 60.0
+UNKNOWN_S = 10.0
+"""How long a sandbox waits for who opened it to come back, as long as nobody else knows its handle."""
 COUNTED = ("opened", "opened_warm", "attached", "abandoned", "commands", "timeouts", "out_of_memory")
 _log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ class KeptSandbox:
     counts: Counter[str]
     token: int = 0
     state: bytes | None = None
+    is_kept: bool = False
+    """Whether its handle is known to others than who opened it."""
     users: int = 0
     left: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -173,9 +177,10 @@ class SandboxTable:
             kept.room.release()
 
     async def end_abandoned(self) -> None:
-        """End those that nobody has used for `abandoned_s`."""
-        before = time.monotonic() - self._config.abandoned_s
-        for kept in [kept for kept in self._kept.values() if not kept.users and kept.left < before]:
+        """End those that nobody has used for `abandoned_s`; sooner where nobody but the one that left knows of it."""
+        now, kept_s = time.monotonic(), self._config.abandoned_s
+        limits = {kept: kept_s if kept.is_kept else min(UNKNOWN_S, kept_s) for kept in self._kept.values()}
+        for kept in [kept for kept, limit in limits.items() if not kept.users and kept.left < now - limit]:
             _log.warning("sandbox %s is ended, nobody came back to it", kept.handle)
             self.counts["abandoned"] += 1
             await self.end(kept)

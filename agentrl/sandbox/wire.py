@@ -91,11 +91,30 @@ class Recall(Request, frozen=True, tag="recall"):
     """What was kept last."""
 
 
+class Keep(Request, frozen=True, tag="keep"):
+    """The handle is known to others: let the sandbox live on for them when this connection is gone."""
+
+
 class Close(Request, frozen=True, tag="close"):
     """End the sandbox."""
 
 
-Call = Describe | Open | Attach | Run | Outcome | Write | Read | Unpack | Pack | Snapshot | Remember | Recall | Close
+Call = (
+    Describe
+    | Open
+    | Attach
+    | Run
+    | Outcome
+    | Write
+    | Read
+    | Unpack
+    | Pack
+    | Snapshot
+    | Remember
+    | Recall
+    | Keep
+    | Close
+)
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from agentrl.sandbox.config import SandboxConfig
-from agentrl.sandbox.table import SandboxTable
+from agentrl.sandbox.table import UNKNOWN_S, SandboxTable
 from agentrl.testing.places import ScriptedBackend
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.sandbox import Command, Guarantee, SandboxSpec
@@ -96,6 +97,21 @@ async def test_a_sandbox_that_nobody_uses_ends_and_one_in_use_does_not() -> None
     assert left.handle != used.handle
     assert len(sandboxes) == 1
     assert (sandboxes.counts["opened"], sandboxes.counts["abandoned"]) == (2, 1)
+
+
+async def test_a_sandbox_whose_handle_nobody_knows_does_not_wait_for_others() -> None:
+    backend = ScriptedBackend()
+    sandboxes = table(backend, abandoned_s=1e9)
+    known, unknown = await sandboxes.open(SPEC, None, None), await sandboxes.open(SPEC, None, None)
+    known.is_kept = True
+    for kept in (known, unknown):
+        kept.left = time.monotonic() - UNKNOWN_S / 2
+    await sandboxes.end_abandoned()
+    assert len(sandboxes) == 2
+    for kept in (known, unknown):
+        kept.left -= UNKNOWN_S
+    await sandboxes.end_abandoned()
+    assert [place.is_closed for place in backend.made] == [False, True]
 
 
 async def test_the_end_of_a_sandbox_kills_its_command() -> None:
