@@ -17,16 +17,16 @@ from agentrl_environments.sql.tasks import SqlOptions, sample_task
 from tests.storms.run_account import SESSIONS_SUFFIX
 
 COUNTS = "/workspace/counts"
+LINGER_S = "0.2001"
+"""Seconds between the count and the call's end: kills hit calls that have happened and are not on record."""
 _MOST_BYTES = 1 << 20
 
 
 class CountingOptions(SqlOptions):
-    """Where counts go at the end, and how long a call takes."""
+    """Where counts go at the end."""
 
     count_file: Path
     """One line for each call that a sandbox has counted: its effect id, the sandbox, the tool."""
-    linger_s: float = 0.1
-    """Seconds between the count and the call's end: kills hit calls that have happened and are not on record."""
 
 
 class CountingSandbox(SandboxEnvironment[CountingOptions], SqlEnvironment):
@@ -76,7 +76,7 @@ class CountingSandbox(SandboxEnvironment[CountingOptions], SqlEnvironment):
         await super().close()
 
     async def _count(self) -> None:
-        script = f"echo {self.call_id} >> {COUNTS}; sleep {self.options.linger_s}"
+        script = f"echo {self.call_id} >> {COUNTS}; sleep {LINGER_S}"
         await self.execute(Command(("sh", "-c", script)))
 
     @staticmethod

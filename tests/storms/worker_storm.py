@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.storms.escape_targets import running_with
 from tests.storms.kill_runs import WORKER_SIGN, KilledRun
 from tests.storms.kill_unprotected import VARIABLE
+from tests.storms.sandbox_plugins import LINGER_S
 
 NUM_WORKERS = 3
 MOST_UNPROTECTED_KILLS = 60
@@ -95,7 +97,7 @@ def _kill_one(run: KilledRun, process: subprocess.Popen[bytes], rng: random.Rand
     # Seldom one that is still starting: a place in which no worker comes up ends a run, as it should.
     may_be_starting = rng.random() < _STARTING
     until = time.monotonic() + _DEADLINE_S
-    while not (workers := _workers(run, may_be_starting)):
+    while not (workers := _workers(run, may_be_starting)) or not _acts(run):
         if process.poll() is not None or time.monotonic() > until:
             raise RuntimeError(f"the run has no workers:\n{run.output()}")
         time.sleep(0.02)
@@ -112,6 +114,11 @@ def _workers(run: KilledRun, may_be_starting: bool) -> list[int]:
     """Worker processes, or those of them that have a segment of the journal open: they have had an episode."""
     workers = [pid for pid, line in run.processes() if WORKER_SIGN in line]
     return [pid for pid in workers if may_be_starting or _writes(pid)]
+
+
+def _acts(run: KilledRun) -> bool:
+    """Whether a command runs in a sandbox, where there are any: kills are to hit calls that are under way."""
+    return not any("sandbox_plugins" in override for override in run.overrides) or bool(running_with(LINGER_S))
 
 
 def _writes(pid: int) -> bool:
