@@ -1,7 +1,8 @@
 """Rollout workers of a run are killed while commands run in sandboxes that count them, 100 times.
 
 Figures: `kills`, `effects_twice` (calls that a sandbox counted twice), `turns_lost`, `regenerated`, `ledger_gaps`, what
-`RunAccount` counts at the end, `left_over` (sandboxes and temporary folders that are still there), `calls` that were
+`RunAccount` counts at the end, `left_over` temporary folders (no process of the run is there any more, the keeper and commands in sandboxes included,
+or the storm fails), `calls` that were
 counted and `handed_over` episodes. `found_without_protection`: where commands have new ids when a worker goes on, one
 runs twice; `kills_until_found`.
 """
@@ -39,7 +40,7 @@ def main() -> None:
         turns_lost=verdict.turns_lost,
         regenerated=verdict.regenerated,
         ledger_gaps=verdict.ledger_gaps,
-        left_over=run.account.sessions_open + run.account.temporary_left,
+        left_over=run.account.temporary_left,
         **asdict(run.account),
         episodes=verdict.num_episodes,
         calls=counted,

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from agentrl.envs.authoring import tool
 from agentrl.envs.sandboxed import SandboxEnvironment, define_sandboxed, read_file
-from agentrl.types.environment import Opening
 from agentrl.types.errors import EpisodeError
 from agentrl.types.sandbox import Command, CommandResult, SandboxSpec
 from agentrl.types.task import Split, Task
 from agentrl_environments.sql.environment import SqlEnvironment
 from agentrl_environments.sql.tasks import SqlOptions, sample_task
-from tests.storms.run_account import SESSIONS_SUFFIX
 
 COUNTS = "/workspace/counts"
 LINGER_S = "0.2001"
@@ -35,12 +33,6 @@ class CountingSandbox(SandboxEnvironment[CountingOptions], SqlEnvironment):
     def spec(self) -> SandboxSpec:
         """A small one."""
         return SandboxSpec(processes=32, disk_bytes=1 << 20)
-
-    async def start(self) -> Opening:
-        """Note that a session was opened."""
-        opening = await super().start()
-        self._note(self.options.count_file.with_suffix(SESSIONS_SUFFIX), f"open {self.sandbox.handle()}")
-        return opening
 
     @tool
     async def schema(self) -> str:
@@ -72,7 +64,6 @@ class CountingSandbox(SandboxEnvironment[CountingOptions], SqlEnvironment):
                 counted = b""
             for effect_id in counted.decode().split():
                 self._note(self.options.count_file, f"{effect_id} {handle} called")
-            self._note(self.options.count_file.with_suffix(SESSIONS_SUFFIX), f"close {handle}")
         await super().close()
 
     async def _count(self) -> None:
