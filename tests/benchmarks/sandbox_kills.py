@@ -1,10 +1,9 @@
 """Rollout workers of a run are killed while commands run in sandboxes that count them, 100 times.
 
 Figures: `kills`, `effects_twice` (calls that a sandbox counted twice), `turns_lost`, `regenerated`, `ledger_gaps`, what
-`RunAccount` counts at the end, `left_over` temporary folders (no process of the run is there any more, the keeper and commands in sandboxes included,
-or the storm fails), `calls` that were
-counted and `handed_over` episodes. `found_without_protection`: where commands have new ids when a worker goes on, one
-runs twice; `kills_until_found`.
+`RunAccount` counts at the end, `left_over` temporary folders (the storm fails if a process of the run is left, its
+keeper and the commands in sandboxes included), `calls` that were counted and `handed_over` episodes.
+`found_without_protection`: where commands have new ids when a worker goes on, one runs twice; `kills_until_found`.
 """
 
 from __future__ import annotations
