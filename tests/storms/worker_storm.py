@@ -27,7 +27,7 @@ MOST_UNPROTECTED_KILLS = 60
 COUNTING, IN_SANDBOX, FORGETFUL = "kill_plugins:counting", "sandbox_plugins:counting", "sandbox_plugins:forgetful"
 _MEAN_DELAY_S = 1.0
 _STARTING = 0.2
-_DEADLINE_S = 60.0
+_DEADLINE_S = 180.0
 
 
 def kill_workers(folder: Path, model: Path, num_kills: int, seed: int, environment: str = COUNTING) -> KilledRun:
