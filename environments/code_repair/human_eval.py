@@ -36,7 +36,11 @@ def examples(prompt: str, entry: str) -> Cases | None:
 
 
 def _cases(prompt: str, entry: str) -> Iterator[tuple[str, str]]:
-    for example in doctest.DocTestParser().get_examples(_docstring(prompt, entry)):
+    try:
+        examples = doctest.DocTestParser().get_examples(_docstring(prompt, entry))
+    except ValueError:  # one that is no example by doctest's rules, such as a line break within a string
+        return
+    for example in examples:
         try:
             call = ast.parse(example.source.strip(), mode="eval").body
             expected = ast.literal_eval(example.want.strip())
