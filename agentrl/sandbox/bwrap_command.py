@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentrl.sandbox.streams import ENTER
 from agentrl.types.sandbox import WORKSPACE, Command, SandboxSpec
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
@@ -19,10 +20,8 @@ _OPTIONAL = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs", "/etc/lo
 _PASSWD = f"agent:x:{_ID}:{_ID}:agent:{WORKSPACE}:/bin/sh\n"
 _GROUP = f"agent:x:{_ID}:\n"
 _OWN = frozenset({"proc", "dev", "tmp", "sys", WORKSPACE.strip("/")})
-# Found by the shell of the sandbox, which says 127 of a program that is not there, and 2 of such a folder.
 # The limit counts by user namespace, so it is set within. Shells have two names for it, and end at the wrong one.
 _COUNT = "if (ulimit -u {0}) 2>/dev/null; then ulimit -u {0}; else ulimit -p {0}; fi"
-_ENTER = 'cd -- "$1" && shift && exec "$@"'
 
 
 class BwrapCommand:
@@ -39,7 +38,7 @@ class BwrapCommand:
     ) -> None:
         """`most_processes` is for the shell to set, where no control group does."""
         self._program, self._spec = program, spec
-        self._enter = _ENTER if most_processes is None else f"{_COUNT.format(most_processes)}; {_ENTER}"
+        self._enter = ENTER if most_processes is None else f"{_COUNT.format(most_processes)}; {ENTER}"
         self._files = [*_root_files(image), *_binds(read_only), *_own_files(folder)]
 
     def arguments(

@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.types.sandbox import Guarantee, SandboxSpec
+from agentrl.types.sandbox import SandboxSpec
 
 ROOT = Path("/sys/fs/cgroup")
-CONTROLLERS = {"memory": Guarantee.MEMORY, "pids": Guarantee.PROCESSES, "cpu": Guarantee.CPU}
+CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _PREFIX = "agentrl-"
 _EMPTY_S = 5.0
@@ -27,11 +27,6 @@ class GroupRoots:
 
     folders: dict[str, Path] = field(default_factory=dict)
     is_unified: bool = False
-
-    @property
-    def guarantees(self) -> frozenset[Guarantee]:
-        """What groups here can bound."""
-        return frozenset(CONTROLLERS[name] for name in self.folders)
 
     def make(self, name: str, spec: SandboxSpec) -> ControlGroup:
         """A group with the limits of a spec, as far as they can be set. Raises OSError."""
@@ -95,13 +90,12 @@ class ControlGroup:
     def _limit_memory(self, folder: Path, limit: int) -> None:
         if self._is_unified:
             (folder / "memory.max").write_text(str(limit))
-            names = ["memory.swap.max"]
+            swap, left = folder / "memory.swap.max", 0
         else:
             (folder / "memory.limit_in_bytes").write_text(str(limit))
-            names = ["memory.memsw.limit_in_bytes"]
-        for name in names:  # absent where the kernel does not account for swap
-            if (folder / name).exists():
-                (folder / name).write_text("0" if self._is_unified else str(limit))
+            swap, left = folder / "memory.memsw.limit_in_bytes", limit
+        if swap.exists():  # not where the kernel does not account for swap
+            swap.write_text(str(left))
 
 
 def find_roots() -> GroupRoots:

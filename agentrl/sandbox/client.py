@@ -21,6 +21,7 @@ from agentrl.sandbox.wire import (
     Attach,
     Close,
     Describe,
+    Forget,
     Keep,
     Open,
     Outcome,
@@ -229,10 +230,7 @@ class KeeperHost:
 
     async def guarantees(self) -> frozenset[Guarantee]:
         """What sandboxes here really enforce. Raises EpisodeError if the keeper is gone."""
-        connection = await KeeperConnection.open(self._path)
-        answer = await connection.call(Describe(), _CALL_S)
-        await connection.close()
-        return answer.guarantees
+        return (await self._ask(Describe())).guarantees
 
     async def open(
         self, spec: SandboxSpec, snapshot: str | None = None, beside: str | None = None
@@ -244,8 +242,20 @@ class KeeperHost:
         """A live sandbox."""
         return await self._begin(Attach(handle, token), token, _CALL_S)
 
+    async def forget(self, snapshot: str) -> None:
+        """Remove a snapshot."""
+        await self._ask(Forget(snapshot))
+
     async def close(self) -> None:
         """Nothing is held on this side."""
+
+    async def _ask(self, call: Request) -> Answer:
+        """The answer to a call that is about no sandbox."""
+        connection = await KeeperConnection.open(self._path)
+        try:
+            return await connection.call(call, _CALL_S)
+        finally:
+            await connection.close()
 
     async def _begin(self, call: Request, token: int, deadline_s: float) -> KeptSandboxClient:
         connection = await KeeperConnection.open(self._path)

@@ -24,4 +24,5 @@ class SandboxConfig(ConfigModel):
     open_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that an episode waits for a sandbox before it fails."""
     abandoned_s: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds that a sandbox lives on after the process that used it is gone, for another one to go on in it."""
+    """Seconds that the sandbox of an episode lives on after the process that used it is gone, for another one to go on
+    in it."""

@@ -315,7 +315,8 @@ async def start(options: DockerOptions, label: str) -> DockerBackend:
     try:
         await backend.begin()
     except BaseException:
-        await backend.close()
+        for engine in engines:  # which have been asked for nothing
+            engine.close()
         raise
     return backend
 

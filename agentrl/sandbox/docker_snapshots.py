@@ -14,6 +14,7 @@ from io import FileIO
 
 from agentrl.sandbox.backend import Exit, Output
 from agentrl.sandbox.docker_engine import CallThreads
+from agentrl.sandbox.streams import no_input
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.sandbox import WORKSPACE, Command
 
@@ -43,7 +44,7 @@ class SnapshotStore:
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives until it is forgotten
         sink = _Archive(file, self._threads, most_bytes)
         try:
-            _check(name, await run(_PACK, _nothing(), sink), sink)
+            _check(name, await run(_PACK, no_input(), sink), sink)
         except OSError as error:
             file.close()
             raise EpisodeError(Boundary.SANDBOX, "snapshot", f"{name} cannot be written here: {error}") from error
@@ -116,8 +117,3 @@ def _check(name: str, ended: Exit, sink: _Complaints) -> None:
     if ended != Exit(0):
         said = sink.errors.decode(errors="replace").strip() or f"exit code {ended.code}"
         raise EpisodeError(Boundary.SANDBOX, "snapshot", f"{name}: {said}")
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    for nothing in list[bytes]():
-        yield nothing

@@ -38,6 +38,7 @@ from agentrl.sandbox.wire import (
     Call,
     Close,
     Describe,
+    Forget,
     Keep,
     Open,
     Outcome,
@@ -117,6 +118,9 @@ class _User:
         match call:
             case Describe():
                 return Answer(guarantees=self._table.backend.guarantees)
+            case Forget():
+                await self._table.backend.forget(call.snapshot)
+                return Answer()
             case Open():
                 return self._use(await self._table.open(call.spec, call.snapshot, call.beside), 0)
             case Attach():

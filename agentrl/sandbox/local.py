@@ -14,12 +14,10 @@ from pathlib import Path
 
 from agentrl.config.base import ConfigModel
 from agentrl.sandbox.backend import BackendDefinition, Exit, Output
-from agentrl.sandbox.streams import carry, gone
-from agentrl.types.errors import Boundary, EpisodeError
+from agentrl.sandbox.streams import ENTER, carry, gone, start_program
 from agentrl.types.sandbox import WORKSPACE, Command, Guarantee, SandboxSpec
 
 _NOTHING = "the local sandbox isolates nothing; use bwrap or docker"
-_NOT_FOUND = 127
 
 
 class LocalOptions(ConfigModel):
@@ -58,31 +56,17 @@ class LocalBackend:
 
 
 class LocalPlace:
-    """One folder; its path stands for the workspace's in the folders of commands and in their first argument."""
+    """One folder; its path stands for the workspace's in the folder of a command and in its arguments."""
 
     def __init__(self, backend: LocalBackend, spec: SandboxSpec, folder: Path) -> None:
         self._backend, self._spec, self._folder = backend, spec, folder
 
     async def run(self, command: Command, stdin: AsyncIterator[bytes], output: Output) -> Exit:
         """Run a command in a process group of its own, which is killed at its end."""
-        folder = self._here(command.folder)
-        environment = {**os.environ, "HOME": folder, **self._spec.environment, **command.environment}
-        arguments = [self._here(word) for word in command.arguments]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                env=environment,
-                cwd=folder,
-            )
-        except (FileNotFoundError, PermissionError) as error:
-            await output.stderr(f"{command.arguments[0]}: {error.strerror}\n".encode())
-            return Exit(_NOT_FOUND)
-        except (OSError, ValueError) as error:
-            raise EpisodeError(Boundary.SANDBOX, "start", f"the command cannot be started: {error}") from error
+        home = str(self._folder)
+        environment = {**os.environ, "HOME": home, **self._spec.environment, **command.environment}
+        words = [self._here(word) for word in (command.folder, *command.arguments)]
+        process = await start_program(("/bin/sh", "-c", ENTER, "sh", *words), environment, home)
         try:
             code = await carry(process, stdin, output)
         finally:

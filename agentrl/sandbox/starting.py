@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from agentrl import codec
@@ -120,8 +120,7 @@ async def sandboxes(config: SandboxConfig, label: str, log: Path | None = None) 
         yield keeper
     finally:
         del os.environ[SOCKET_VARIABLE]
-        with suppress(OSError):
-            await keeper.close()
+        await keeper.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -5,11 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from agentrl.sandbox.backend import Output
+from agentrl.types.errors import Boundary, EpisodeError
 
 _CHUNK_BYTES = 1 << 16
+ENTER = 'cd -- "$1" && shift && exec "$@"'
+"""A shell's script that runs a command, behind its folder; it says 127 of a program that is not there, and 2 of such a
+folder."""
+
+
+async def start_program(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: str, **options: Any
+) -> Process:
+    """A program with pipes for its streams, in a session of its own; `options` are those of `subprocess.Popen`.
+
+    Raises:
+        EpisodeError: boundary sandbox, kind start: it cannot be, as with a null character among its arguments.
+    """
+    pipe = asyncio.subprocess.PIPE
+    try:
+        return await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            env=environment,
+            cwd=folder,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        raise EpisodeError(Boundary.SANDBOX, "start", f"the command cannot be started: {error}") from error
 
 
 async def carry(process: Process, stdin: AsyncIterator[bytes], output: Output) -> int:

@@ -17,7 +17,7 @@ from agentrl.sandbox.effects import EffectLog
 from agentrl.types.errors import Boundary, EpisodeError, deadline
 from agentrl.types.sandbox import SandboxSpec
 
-_CLOSE_S = 60.0
+_CLOSE_S, _SNAPSHOT_S = 60.0, 120.0
 UNKNOWN_S = 10.0
 """How long a sandbox waits for who opened it to come back, as long as nobody else knows its handle."""
 COUNTED = ("opened", "opened_warm", "attached", "abandoned", "commands", "timeouts", "out_of_memory")
@@ -84,14 +84,21 @@ class WarmPlaces:
         self._places.clear()
 
     async def _make(self, spec: SandboxSpec) -> None:
-        if sum(map(len, self._places.values())) >= self._most and not await self._end_oldest(_key(spec)):
+        if not await self._has_room(_key(spec)):
             return
         try:
             place = await self._backend.create(spec)
         except EpisodeError as error:
             _log.warning("no sandbox could be made ahead: %s", error)
             return
-        self._places.setdefault(_key(spec), deque()).append(place)
+        # Others may have been made meanwhile.
+        if await self._has_room(_key(spec)):
+            self._places.setdefault(_key(spec), deque()).append(place)
+        else:
+            await place.close()
+
+    async def _has_room(self, key: bytes) -> bool:
+        return sum(map(len, self._places.values())) < self._most or await self._end_oldest(key)
 
     async def _end_oldest(self, key: bytes) -> bool:
         """Make room by ending a place of the spec that was asked for longest ago; False if all are of this one."""
@@ -157,9 +164,9 @@ class SandboxTable:
         return kept
 
     async def snapshot(self, kept: KeptSandbox) -> str:
-        """Keep a sandbox's files. Waits for: its command. Unblocked by: the end of that, or its deadline."""
+        """Keep a sandbox's files. Waits for: its command. Unblocked by: the end of that, or two minutes."""
         name = f"snapshot-{next(self._snapshots)}"
-        async with kept.lock:
+        async with deadline("sandbox.snapshot", _SNAPSHOT_S), kept.lock:
             await kept.place.snapshot(name)
         return name
 
@@ -178,9 +185,11 @@ class SandboxTable:
 
     async def end_abandoned(self) -> None:
         """End those that nobody has used for `abandoned_s`; sooner where nobody but the one that left knows of it."""
-        now, kept_s = time.monotonic(), self._config.abandoned_s
-        limits = {kept: kept_s if kept.is_kept else min(UNKNOWN_S, kept_s) for kept in self._kept.values()}
-        for kept in [kept for kept, limit in limits.items() if not kept.users and kept.left < now - limit]:
+        for kept in list(self._kept.values()):
+            # Asked anew for each, since somebody may have come back to it while another one was ended.
+            limit_s = self._config.abandoned_s if kept.is_kept else min(UNKNOWN_S, self._config.abandoned_s)
+            if kept.users or kept.left > time.monotonic() - limit_s:
+                continue
             _log.warning("sandbox %s is ended, nobody came back to it", kept.handle)
             self.counts["abandoned"] += 1
             await self.end(kept)

@@ -81,6 +81,12 @@ class Snapshot(Request, frozen=True, tag="snapshot"):
     """Keep the files under a name."""
 
 
+class Forget(Request, frozen=True, tag="forget"):
+    """Remove a snapshot."""
+
+    snapshot: str
+
+
 class Remember(Request, frozen=True, tag="remember"):
     """Keep some bytes beside the sandbox."""
 
@@ -101,6 +107,7 @@ class Close(Request, frozen=True, tag="close"):
 
 Call = (
     Describe
+    | Forget
     | Open
     | Attach
     | Run

@@ -103,6 +103,17 @@ def rows(file: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "checksum"} for row in found]
 
 
+def assert_trained(run: Path, num_episodes: int) -> None:
+    """A run has finished in order: so many episodes trained, engine and trainer agreed, and some were right."""
+    assert state(run)["status"] == "finished"
+    assert sum(line["outcome"] == "trained" for line in rows(run / "ledger.jsonl")) == num_episodes
+    gaps = [row["trainer/fresh_gap_max_nats"] for row in metrics(run) if row.get("trainer/fresh_tokens")]
+    assert gaps
+    assert max(gaps) < 1e-3
+    means = {row["batch/reward_mean"] for row in metrics(run) if "batch/reward_mean" in row}
+    assert max(means) > 0.0, "no step had a right episode"
+
+
 def metrics(run: Path) -> list[dict[str, Any]]:
     return rows(run / "metrics.jsonl")
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from agentrl.sandbox import starting
 from agentrl.sandbox.archives import files_of, read_file, write_file, write_files
 from agentrl.sandbox.client import KeeperHost
+from agentrl.sandbox.config import SandboxConfig
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.sandbox import Command, Ended, Guarantee, SandboxSpec
 from tests.integration.sandbox_hosts import ALL_LIMITS, chunks, keeper, traces
@@ -81,6 +83,20 @@ async def test_at_its_deadline_a_command_is_killed_with_all_that_it_started(host
     assert (result.ended, result.exit_code, result.stdout) == (Ended.TIMEOUT, 137, b"before\n")
     assert not running_with("4711")
     assert not running_with("4712")
+
+
+async def test_commands_that_are_killed_while_they_start_leave_no_process_and_no_descriptor() -> None:
+    async with starting.sandboxes(SandboxConfig(), "test") as process:
+        await process.start()
+        sandbox = await KeeperHost.of_run().open(SandboxSpec())
+        await sandbox.run(Command(("true",)), "first")
+        folder = Path(f"/proc/{process.pid}")
+        num_open = len(list((folder / "fd").iterdir()))
+        for number in range(40):
+            result = await sandbox.run(sh("sleep 60", timeout_s=number / 2000), str(number))
+            assert result.ended is Ended.TIMEOUT
+        await until(lambda: not (folder / f"task/{process.pid}/children").read_text())
+        assert len(list((folder / "fd").iterdir())) <= num_open
 
 
 async def test_what_a_command_leaves_running_ends_with_it(host: KeeperHost) -> None:
@@ -152,7 +168,10 @@ async def test_a_snapshot_is_the_beginning_of_sandboxes_that_do_not_see_each_oth
     assert (await first.run(sh("cat link; ls d"), "2")).stdout == b"basemine\n"
     assert (await second.run(sh("cat link; ls d"), "2")).stdout == b"basex\n"
     assert (await origin.run(sh("cat base"), "2")).stdout == b"later\n"
-    assert "no snapshot" in (await failure(host.open(ALL_LIMITS, "another")))[2]
+    await host.forget(name)
+    for gone in (name, "another"):
+        await host.forget(gone)
+        assert "no snapshot" in (await failure(host.open(ALL_LIMITS, gone)))[2]
 
 
 async def test_an_image_that_is_not_there_is_named(host: KeeperHost) -> None:

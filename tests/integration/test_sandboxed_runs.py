@@ -31,14 +31,7 @@ def test_a_policy_trains_on_shell_tasks_in_bubblewrap_and_its_first_step_passes_
     )
     assert result.returncode == 0, result.stdout + result.stderr
     run = tmp_path / "runs" / "terminal-seed0"
-    assert runs.state(run)["status"] == "finished"
-    lines = runs.rows(run / "ledger.jsonl")
-    assert sum(line["outcome"] == "trained" for line in lines) == 3 * 2 * 8
-    gaps = [row["trainer/fresh_gap_max_nats"] for row in runs.metrics(run) if row.get("trainer/fresh_tokens")]
-    assert gaps
-    assert max(gaps) < 1e-3
-    means = {row["batch/reward_mean"] for row in runs.metrics(run) if "batch/reward_mean" in row}
-    assert max(means) > 0.0, "no step had a right episode"
+    runs.assert_trained(run, 3 * 2 * 8)
     # The keeper tells its counts every second, so those of the last step's end need not be there.
     opened, commands = (
         max(row.get(f"sandbox/{name}_total", 0.0) for row in runs.metrics(run)) for name in ("opened", "commands")

@@ -114,6 +114,19 @@ async def test_a_sandbox_whose_handle_nobody_knows_does_not_wait_for_others() ->
     assert [place.is_closed for place in backend.made] == [False, True]
 
 
+async def test_one_that_somebody_comes_back_to_while_another_is_ended_lives_on() -> None:
+    backend = ScriptedBackend()
+    sandboxes = table(backend, abandoned_s=1e-9)
+    first, second = await sandboxes.open(SPEC, None, None), await sandboxes.open(SPEC, None, None)
+
+    async def come_back() -> None:
+        sandboxes.attach(second.handle, 1).users += 1
+
+    first.effects.end = come_back  # type: ignore[method-assign]
+    await sandboxes.end_abandoned()
+    assert [place.is_closed for place in backend.made] == [True, False]
+
+
 async def test_the_end_of_a_sandbox_kills_its_command() -> None:
     backend = ScriptedBackend()
     sandboxes = table(backend)
