@@ -24,7 +24,7 @@ from agentrl.journal.entries import (
 )
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Episode, Node, SampledColumns, Ticket, Turn
-from agentrl.types.generation import KeptTokens
+from agentrl.types.generation import Generation, KeptTokens
 from agentrl.types.score import combined, with_scores
 from agentrl.types.version import append_spans
 
@@ -34,7 +34,7 @@ class EpisodeHistory:
     """The entries of one episode, sorted into what they say.
 
     `results` are in the order of steps, `acted` has the last of each turn. `scores` are by scorer. `parts` are those of
-    a reply that no turn has completed; `pending` is an intent without a result: whether its effects happened is not
+    replies that no turn has completed; `pending` is an intent without a result: whether its effects happened is not
     known. `judging` says that the last live session was about to be asked for its verdict. `fenced` counts entries of
     holders that had lost their lease. It `is_whole` unless entries that a later holder had found are lost: then it
     cannot be resumed or trained.
@@ -60,7 +60,7 @@ class EpisodeHistory:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that the journal holds, the parts of an open reply included."""
+        """Tokens that the journal holds, the parts of open replies included."""
         whole = sum(len(turned.nodes[-1].token_ids) for turned in self.turns)
         return whole + sum(len(part.generation.token_ids) for part in self.parts)
 
@@ -90,7 +90,7 @@ class EpisodeHistory:
         return combined(self.scores.values(), turns, [agent.name for agent in self.agents]).reward is None
 
     def episode(self) -> Episode:
-        """The episode as far as it was played, the parts of an open reply included; with its outcome if it has ended.
+        """The episode as far as it was played, the parts of open replies included; with its outcome if it has ended.
 
         Its seconds are those of its turns until it has ended.
         """
@@ -100,7 +100,7 @@ class EpisodeHistory:
             ticket=self.ticket,
             agents=self.agents,
             # Of an episode that has ended, what no turn committed came with its end.
-            nodes=tuple(nodes + list(ended.nodes if ended else self.open_reply())),
+            nodes=tuple(nodes + list(ended.nodes if ended else self.open_replies())),
             turns=turns,
             stop_reason=ended.stop_reason if ended else None,
             failure=ended.failure if ended else None,
@@ -108,23 +108,17 @@ class EpisodeHistory:
         )
         return with_scores(played, list(self.scores.values())) if ended else played
 
-    def open_reply(self) -> tuple[Node, ...]:
-        """The parts of the open reply as a node behind the last of its agent: what came between is not on record."""
-        parts = [part.generation for part in self.parts]
-        if not parts:
-            return ()
+    def open_replies(self) -> tuple[Node, ...]:
+        """The parts of each open reply as a node behind the last of its agent: what came between is not on record."""
         nodes = [node for turned in self.turns for node in turned.nodes]
-        agent = self.parts[-1].agent or self.agents[0].name
-        parent = max((node.index for node in nodes if node.agent == agent), default=None)
-        kept = [part.kept_tokens for part in parts if part.kept_tokens is not None]
-        sample = SampledColumns(
-            logprobs=np.concatenate([part.logprobs for part in parts]),
-            versions=reduce(append_spans, (part.versions for part in parts)),
-            kv_versions=reduce(append_spans, (part.kv_versions for part in parts)),
-            kept_tokens=KeptTokens.concatenate(kept) if kept else None,
-        )
-        token_ids = np.concatenate([part.token_ids for part in parts])
-        return (Node(len(nodes), parent, agent, len(self.turns), token_ids, sample, is_open=True),)
+        whole = len(nodes)
+        for request in dict.fromkeys(part.request for part in self.parts):
+            parts = [part for part in self.parts if part.request == request]
+            agent = parts[-1].agent or self.agents[0].name
+            parent = max((node.index for node in nodes[:whole] if node.agent == agent), default=None)
+            token_ids, sample = _joined([part.generation for part in parts])
+            nodes.append(Node(len(nodes), parent, agent, len(self.turns), token_ids, sample, is_open=True))
+        return tuple(nodes[whole:])
 
     def _turn(self, turned: TurnCommitted) -> Turn:
         """The turn with what the environment did behind it."""
@@ -132,6 +126,18 @@ class EpisodeHistory:
         if resulted is None:
             return turn
         return replace(turn, effects=resulted.effects, environment_s=resulted.seconds)
+
+
+def _joined(parts: Sequence[Generation]) -> tuple[np.ndarray, SampledColumns]:
+    """Parts of one reply as the tokens and the columns of a node."""
+    kept = [part.kept_tokens for part in parts if part.kept_tokens is not None]
+    sample = SampledColumns(
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        versions=reduce(append_spans, (part.versions for part in parts)),
+        kv_versions=reduce(append_spans, (part.kv_versions for part in parts)),
+        kept_tokens=KeptTokens.concatenate(kept) if kept else None,
+    )
+    return np.concatenate([part.token_ids for part in parts]), sample
 
 
 def build_history(entries: list[EpisodeEntry]) -> EpisodeHistory | None:
@@ -200,7 +206,8 @@ def _apply(history: EpisodeHistory, entry: EpisodeEntry) -> None:
             history.parts.append(entry)
         case TurnCommitted():
             history.turns.append(entry)
-            history.parts = []
+            # A program may have several replies in the making; each part names what its reply continues.
+            history.parts = [part for part in history.parts if part.request != entry.request]
         case Intended():
             history.pending = entry
         case StepResultRecorded():

@@ -58,6 +58,6 @@ def give_up(history: EpisodeHistory) -> None:
     if not history.is_whole:
         history.entries[:] = [Leased(history.ticket, history.agents, history.token)]
         history.turns, history.results, history.acted, history.parts = [], [], {}, []
-    history.ended = Ended(history.token, None, lost, 0.0, history.open_reply())
+    history.ended = Ended(history.token, None, lost, 0.0, history.open_replies())
     history.entries.append(history.ended)
     history.pending, history.is_whole = None, True

@@ -13,7 +13,7 @@ from agentrl.journal.holder import unpack_history
 from agentrl.orchestration.worker_journals import WorkerJournals
 from agentrl.protocols import RolloutWorker
 from agentrl.rollouts.episode_log import EpisodeParked
-from agentrl.rollouts.session import session_key
+from agentrl.rollouts.replies import session_key
 from agentrl.rollouts.worker import SessionEnd
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import (

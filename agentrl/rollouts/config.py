@@ -48,6 +48,9 @@ class LimitsConfig(ConfigModel):
     """Seconds for one call into the environment."""
     total_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds for the whole episode, pauses for new weights included."""
+    max_sampled_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Tokens of all replies of an agent together; none bounds them by turns and replies alone. Set it for programs,
+    which may call a policy as often as max_turns says."""
 
     def build(self) -> Limits:
         """The record that sessions carry."""

@@ -11,7 +11,8 @@ from typing import NoReturn
 from agentrl.protocols import DurableEnvironment
 from agentrl.rollouts.episode_log import EpisodeLog
 from agentrl.rollouts.record import EpisodeRecord
-from agentrl.rollouts.session import ContextFullError, Session
+from agentrl.rollouts.replies import ContextFullError, TokensSpentError
+from agentrl.rollouts.session import Session
 from agentrl.types.environment import Opening, Recovery, StepResult, check_opening, check_step
 from agentrl.types.episode import Effect, StopReason
 from agentrl.types.errors import Boundary, EpisodeError, Failure, boundary, deadline
@@ -52,7 +53,7 @@ class AgentTurns:
         try:
             with _ending(self._record):
                 reply = await call(messages, tools)
-        except ContextFullError:
+        except (ContextFullError, TokensSpentError):
             _end(self._record, StopReason.MAX_TOKENS)
         self._num_turns += 1
         turn = self._record.last_turn

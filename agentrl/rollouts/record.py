@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Effect, Episode, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.errors import Boundary, EpisodeError, Failure
+from agentrl.types.generation import Generation
 from agentrl.types.score import with_scores
 
 
 class EpisodeRecord:
     """The growing graph of one episode.
 
-    Nodes are checked as they are added, so a record never holds a node that breaks an alignment law.
-    The last node may be open: a reply in the making, replaced as it grows.
+    Nodes are checked as they are added, so a record never holds a node that breaks an alignment law. Replies in the
+    making are kept beside them, each under a name, and come behind all others if the episode ends before they do.
     """
 
     def __init__(self, ticket: Ticket, agents: tuple[Agent, ...]) -> None:
@@ -27,6 +28,7 @@ class EpisodeRecord:
         self._routed_ends: list[int] = []
         self._turns: list[Turn] = []
         self._committed: dict[str, int] = {}
+        self._open: dict[str, _OpenReply] = {}
         self.stop_reason: StopReason | None = None
         self.failure: Failure | None = None
         self.scores: list[ScoreRecord] = []
@@ -42,29 +44,35 @@ class EpisodeRecord:
         return self._turns[-1]
 
     def add_node(
-        self,
-        parent: int | None,
-        agent: str,
-        token_ids: np.ndarray,
-        sample: SampledColumns | None = None,
-        is_open: bool = False,
+        self, parent: int | None, agent: str, token_ids: np.ndarray, sample: SampledColumns | None = None
     ) -> Node:
-        """Append a node, replacing the open one if there is one.
+        """Append a node.
 
         Raises:
             EpisodeError: the node breaks an alignment law (boundary contract).
         """
-        if self._nodes and self._nodes[-1].is_open:
-            for column in (self._nodes, self._ends, self._routed_ends):
-                column.pop()
-        node = Node(len(self._nodes), parent, agent, self.num_turns, token_ids, sample, is_open)
-        known, end = self.routed_end(parent), len(token_ids) + (0 if parent is None else self._ends[parent])
-        if (breach := node.check() or node.check_routing(known, end)) is not None:
-            raise EpisodeError(Boundary.CONTRACT, "node", f"{self.ticket.episode_id}: {breach}")
+        node = Node(len(self._nodes), parent, agent, self.num_turns, token_ids, sample)
+        known, end = self._check(node)
         self._nodes.append(node)
         self._ends.append(end)
         self._routed_ends.append(known if sample is None or sample.routed_experts is None else end - 1)
         return node
+
+    def keep_open(self, name: str, agent: str, parent: int | None, prompt_ids: np.ndarray, part: Generation) -> None:
+        """Keep a reply in the making, in the place of what was kept under its name.
+
+        `prompt_ids` are what stands between the parent and the reply and is no node yet.
+
+        Raises:
+            EpisodeError: it breaks an alignment law (boundary contract).
+        """
+        reply = Node(len(self._nodes), parent, agent, self.num_turns, part.token_ids, SampledColumns.of(part), True)
+        self._check(reply, len(prompt_ids))
+        self._open[name] = _OpenReply(prompt_ids, reply)
+
+    def forget_open(self, name: str) -> None:
+        """A reply is in the making no more; one that never was is no error."""
+        self._open.pop(name, None)
 
     def routed_end(self, leaf: int | None) -> int:
         """Where the record of routed experts ends on the path to a node: 0 without one."""
@@ -100,10 +108,41 @@ class EpisodeRecord:
         played = Episode(
             ticket=self.ticket,
             agents=self.agents,
-            nodes=tuple(self._nodes),
+            nodes=tuple(self._nodes + self._open_nodes()),
             turns=tuple(self._turns),
             stop_reason=self.stop_reason if self.failure is None else None,
             failure=self.failure,
             seconds=seconds,
         )
         return with_scores(played, self.scores)
+
+    def _check(self, node: Node, prompt_tokens: int = 0) -> tuple[int, int]:
+        """Where the routing that is known before a node ends, and where its context does.
+
+        Raises:
+            EpisodeError: the node breaks an alignment law (boundary contract).
+        """
+        start = 0 if node.parent is None else self._ends[node.parent]
+        known, end = self.routed_end(node.parent), start + prompt_tokens + len(node.token_ids)
+        if (breach := node.check() or node.check_routing(known, end)) is not None:
+            raise EpisodeError(Boundary.CONTRACT, "node", f"{self.ticket.episode_id}: {breach}")
+        return known, end
+
+    def _open_nodes(self) -> list[Node]:
+        nodes: list[Node] = []
+        for kept in self._open.values():
+            parent, agent = kept.reply.parent, kept.reply.agent
+            if len(kept.prompt_ids):
+                index = len(self._nodes) + len(nodes)
+                nodes.append(Node(index, parent, agent, self.num_turns, kept.prompt_ids))
+                parent = index
+            nodes.append(replace(kept.reply, index=len(self._nodes) + len(nodes), parent=parent))
+        return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenReply:
+    """A reply in the making, and what it stands behind if that is no node yet."""
+
+    prompt_ids: np.ndarray
+    reply: Node

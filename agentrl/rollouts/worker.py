@@ -12,8 +12,8 @@ from agentrl.process.running_mark import RunningMark
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.rollouts.record import EpisodeRecord
+from agentrl.rollouts.replies import session_key
 from agentrl.rollouts.runner import EpisodeRunner
-from agentrl.rollouts.session import session_key
 from agentrl.types.episode import Episode
 from agentrl.types.errors import AgentRLError
 from agentrl.types.rollout import (

@@ -11,7 +11,7 @@ import numpy as np
 
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.errors import Failure
-from agentrl.types.generation import KeptTokens, RoutedExperts
+from agentrl.types.generation import Generation, KeptTokens, RoutedExperts
 from agentrl.types.message import ToolCall
 from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
@@ -46,6 +46,17 @@ class SampledColumns:
     kv_versions: tuple[VersionSpan, ...]
     kept_tokens: KeptTokens | None = None
     routed_experts: RoutedExperts | None = None
+
+    @classmethod
+    def of(cls, generation: Generation) -> SampledColumns:
+        """What an engine reported of the tokens that it delivered."""
+        return cls(
+            logprobs=generation.logprobs,
+            versions=generation.versions,
+            kv_versions=generation.kv_versions,
+            kept_tokens=generation.kept_tokens,
+            routed_experts=generation.routed_experts,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

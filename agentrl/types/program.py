@@ -44,8 +44,8 @@ class ModelCall:
 class ModelReply:
     """What a policy replied to a call of a program.
 
-    `prompt_tokens` is the length of what the reply continues, `cached_tokens` how much of it an engine had in its cache.
-    `pieces` are the texts of the tokens, one by one, for programs that ask for log-probabilities.
+    `prompt_tokens` is the length of what the reply continues, `cached_tokens` how much of it an engine had in its
+    cache. `pieces` are the texts of the tokens, one by one, for programs that ask for log-probabilities.
 
     Example: a reply ``93`` of two tokens, its stop token included: ``pieces ("93", "")``, ``finish STOP``.
     """

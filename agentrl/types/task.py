@@ -37,10 +37,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one episode may use; the platform enforces them, not the environment or the scaffold."""
+    """What one episode may use; the platform enforces them, not the environment or the scaffold.
+
+    `max_sampled_tokens` bounds all replies of an agent together; None leaves that to turns and replies.
+    """
 
     max_turns: int
     max_context_tokens: int
     max_reply_tokens: int
     tool_s: float
     total_s: float
+    max_sampled_tokens: int | None = None

@@ -18,7 +18,8 @@ from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.rollouts.episode_log import NoLog
 from agentrl.rollouts.record import EpisodeRecord
-from agentrl.rollouts.session import ContextFullError, Session, session_key
+from agentrl.rollouts.replies import ContextFullError, session_key
+from agentrl.rollouts.session import Session
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.tiny import tiny_chat
 from agentrl.types.episode import Agent, Episode

@@ -25,7 +25,8 @@ from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
 from agentrl.rollouts.episode_log import NoLog
 from agentrl.rollouts.record import EpisodeRecord
-from agentrl.rollouts.session import ContextFullError, Session, session_key
+from agentrl.rollouts.replies import ContextFullError, session_key
+from agentrl.rollouts.session import Session
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.chaos import ChaosEngine, Victim
 from agentrl.testing.tiny import tiny_chat

@@ -37,11 +37,11 @@ def turned(token: int, index: int, reply: list[int]) -> e.TurnCommitted:
     return e.TurnCommitted(token, Turn(index, "agent", node.index), (prompt, node), FinishReason.STOP, f"digest{index}")
 
 
-def delivered(token: int, ids: list[int]) -> e.PartialReply:
+def delivered(token: int, ids: list[int], request: str = "digest1") -> e.PartialReply:
     spans = (VersionSpan(V, 0, len(ids)),)
     ids_array = np.array(ids, np.int32)
     return e.PartialReply(
-        token, Generation(ids_array, np.zeros(len(ids), np.float32), spans, spans, FinishReason.ABORT), "digest"
+        token, Generation(ids_array, np.zeros(len(ids), np.float32), spans, spans, FinishReason.ABORT), request
     )
 
 
@@ -72,6 +72,15 @@ def test_a_life_is_what_its_entries_say() -> None:
     life = build_history([*more, turned(1, 1, [9, 10, 11, 12])])
     assert life is not None
     assert (life.parts, life.num_sampled_tokens) == ([], 6)
+
+
+def test_a_turn_completes_its_own_open_reply_and_leaves_the_others_open() -> None:
+    entries = [leased(1), turned(1, 0, [7]), delivered(1, [9], "a"), delivered(1, [5, 6], "digest1")]
+    life = build_history([*entries, delivered(1, [10], "a"), turned(1, 1, [5, 6, 8])])
+    assert life is not None
+    assert life.num_sampled_tokens == 1 + 3 + 2
+    nodes = life.episode().nodes
+    assert [(node.token_ids.tolist(), node.is_open) for node in nodes[-2:]] == [([5, 6, 8], False), ([9, 10], True)]
 
 
 def test_what_a_holder_wrote_after_it_lost_its_lease_counts_for_nothing() -> None:
