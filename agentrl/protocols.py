@@ -17,6 +17,7 @@ from agentrl.types.environment import EnvironmentDescription, Opening, Origin, S
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.message import Message, ToolSpec
+from agentrl.types.program import GatewayAccess
 from agentrl.types.rollout import Assignment, WorkerEvent
 from agentrl.types.sandbox import Command, CommandResult, Guarantee, SandboxSpec
 from agentrl.types.task import Split, Task
@@ -227,6 +228,12 @@ class ScaffoldContext(AgentContext, Protocol):
 
     async def step(self, action: Message) -> StepResult:
         """Act: intents are committed before the environment sees them, results after."""
+
+    def gateway(self) -> AbstractAsyncContextManager[GatewayAccess]:
+        """Let programs call the agents' policies by HTTP, within the block; such an episode is not resumed."""
+
+    async def run(self, command: Command) -> CommandResult:
+        """Run a program in the environment's sandbox; a limit or a failure of its calls ends it, and the episode."""
 
     def time(self) -> float:
         """Seconds of generation and environment since the episode began, the same when it is resumed."""

@@ -105,6 +105,7 @@ class EpisodeHistory:
             stop_reason=ended.stop_reason if ended else None,
             failure=ended.failure if ended else None,
             seconds=ended.seconds if ended else sum(turn.generation_s + turn.environment_s for turn in turns),
+            counts=ended.counts if ended else {},
         )
         return with_scores(played, list(self.scores.values())) if ended else played
 

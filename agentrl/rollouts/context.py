@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import NoReturn
 
 from agentrl.protocols import DurableEnvironment
 from agentrl.rollouts.episode_log import EpisodeLog
+from agentrl.rollouts.programs import ProgramCalls, Programs, cut_off
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.replies import ContextFullError, TokensSpentError
 from agentrl.rollouts.session import Session
@@ -18,7 +20,11 @@ from agentrl.types.episode import Effect, StopReason
 from agentrl.types.errors import Boundary, EpisodeError, Failure, boundary, deadline
 from agentrl.types.generation import FinishReason
 from agentrl.types.message import Message, ToolSpec
+from agentrl.types.program import GatewayAccess
+from agentrl.types.sandbox import Command, CommandResult
 from agentrl.types.task import Limits
+
+_SAID_CHARACTERS = 2000
 
 
 class EpisodeOver(BaseException):
@@ -80,10 +86,14 @@ class Context:
         recovery: Recovery,
         log: EpisodeLog,
         limits: Limits,
+        programs: Programs | None = None,
     ) -> None:
         self._record, self._agents = record, dict(agents)
         self._environment, self._recovery = environment, recovery
         self._log, self._limits = log, limits
+        self._programs = programs
+        self._calls: ProgramCalls | None = None
+        self._num_programs = 0
         self._random = random.Random(record.ticket.seed)
 
     @property
@@ -133,6 +143,75 @@ class Context:
             self._record.stop_reason = StopReason.ANSWERED
         return result
 
+    @asynccontextmanager
+    async def gateway(self) -> AsyncIterator[GatewayAccess]:
+        """Let programs call the agents' policies within the block, by HTTP.
+
+        An episode that has come this far is never resumed: what a program did cannot be done again.
+        """
+        with _ending(self._record):
+            if self._programs is None:
+                raise EpisodeError(Boundary.SCAFFOLD, "no_gateway", "no gateway serves programs where this is played")
+            if self._log.history is not None and self._log.history.opened is not None:
+                raise cut_off()
+        calls = self._programs.calls()
+        try:
+            with self._programs.gateway.admit(calls) as access:
+                self._calls = calls
+                yield access
+        except Exception:
+            # What ended the session comes before whatever the scaffold made of the answers that it got since.
+            self._raise_end(calls)
+            raise
+        finally:
+            self._calls = None
+            calls.close()
+
+    async def run(self, command: Command) -> CommandResult:
+        """Run a program in the environment's sandbox.
+
+        Waits for: its end. Unblocked by: it, its timeout, or the end of the episode, which stops it.
+        """
+        self._log.check_parking()
+        self._num_programs += 1
+        effect_id = f"{self._record.ticket.episode_id}/program-{self._num_programs}"
+        with _ending(self._record), boundary(Boundary.ENVIRONMENT, "run"):
+            result = await self._run(command, effect_id)
+        if self._calls is not None:
+            self._raise_end(self._calls)
+            if not self._calls.counts["calls"]:
+                message = f"the program ended without calling a policy ({result.ended}, exit code {result.exit_code})"
+                said = result.text.strip()[-_SAID_CHARACTERS:]
+                self._record.failure = Failure(
+                    Boundary.SCAFFOLD, "no_calls", f"{message}; the end of its output: {said}"
+                )
+                raise EpisodeOver
+        return result
+
+    async def _run(self, command: Command, effect_id: str) -> CommandResult:
+        program = asyncio.create_task(self._environment.run(command, effect_id), name=effect_id)
+        over = asyncio.create_task(_until_over(self._calls), name=f"{effect_id}-over")
+        try:
+            await asyncio.wait({program, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not program.done():
+                async with deadline("environment.stop", self._limits.tool_s):
+                    await self._environment.stop(effect_id)
+                    await asyncio.wait({program})
+            return program.result()
+        finally:
+            over.cancel()
+            program.cancel()
+
+    def _raise_end(self, calls: ProgramCalls) -> None:
+        """End the scaffold if its program's session is over before its time."""
+        error = calls.error
+        if isinstance(error, EpisodeError):
+            self._record.failure = error.failure
+        elif error is not None:
+            raise error
+        if self._record.failure is not None or self._record.stop_reason is not None:
+            raise EpisodeOver
+
     def time(self) -> float:
         """Seconds of generation and environment since the episode began."""
         return self._record.seconds
@@ -147,6 +226,11 @@ class Context:
         with boundary(Boundary.ENVIRONMENT, "step"):
             result = check_step(await self._environment.step(action))
             return result, await self._environment.snapshot() if self._recovery.has_snapshots else None
+
+
+async def _until_over(calls: ProgramCalls | None) -> None:
+    """Waits for: the end of a session. Unblocked by: it, or cancellation; without a session by that alone."""
+    await (calls.over() if calls is not None else asyncio.Event().wait())
 
 
 @contextmanager

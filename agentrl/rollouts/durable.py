@@ -119,6 +119,10 @@ class WorkerLog:
         self._journal.on_turn(self._episode_id, self.token, turn.index)
         return turn
 
+    async def synced(self) -> None:
+        """Returns once all that was told is durable. Raises StorageError."""
+        await self._journal.writer.flush()
+
     async def intended(self, effects: Sequence[Effect]) -> None:
         """The environment is about to act; an intent of an earlier worker is not intended twice."""
         known = len(self.history.results) + (self.history.pending is not None) if self.history else 0
@@ -162,6 +166,7 @@ class WorkerLog:
                 episode.failure,
                 episode.seconds,
                 episode.nodes[committed:],
+                episode.counts,
             )
         )
         self._handle = None

@@ -44,6 +44,9 @@ class EpisodeLog(Protocol):
     async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:
         """A reply is complete; returns the turn as it stands on record."""
 
+    async def synced(self) -> None:
+        """Returns once all that was told is durable."""
+
     async def intended(self, effects: Sequence[Effect]) -> None:
         """The environment is about to act; returns once that and all before it is durable."""
 
@@ -88,6 +91,9 @@ class NoLog:
     async def turned(self, turn: Turn, nodes: Sequence[Node], finish: FinishReason, request: str) -> Turn:
         """The turn itself."""
         return turn
+
+    async def synced(self) -> None:
+        """Nothing is to become durable."""
 
     async def intended(self, effects: Sequence[Effect]) -> None:
         """Nothing outlives the process, so there is nothing to reconcile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +33,7 @@ class EpisodeRecord:
         self.stop_reason: StopReason | None = None
         self.failure: Failure | None = None
         self.scores: list[ScoreRecord] = []
+        self.counts: Counter[str] = Counter()
 
     @property
     def num_turns(self) -> int:
@@ -113,6 +115,7 @@ class EpisodeRecord:
             stop_reason=self.stop_reason if self.failure is None else None,
             failure=self.failure,
             seconds=seconds,
+            counts=dict(self.counts),
         )
         return with_scores(played, self.scores)
 

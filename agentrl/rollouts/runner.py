@@ -11,10 +11,13 @@ from types import FrameType
 from agentrl.journal.history import EpisodeHistory
 from agentrl.protocols import DurableEnvironment, EnvironmentHost, Scaffold, Verifying
 from agentrl.rollouts.context import AgentTurns, Context, EpisodeOver
+from agentrl.rollouts.conversations import Conversations
 from agentrl.rollouts.environment_recovery import leave_alive, open_environment
 from agentrl.rollouts.episode_log import EpisodeJournal, EpisodeLog, EpisodeParked
+from agentrl.rollouts.programs import Gateway, ProgramCalls, Programs
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.recorded_replies import Generating, RecordedReplies, ReplayingEngine
+from agentrl.rollouts.replies import ReplySampler
 from agentrl.rollouts.session import Session
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import ScoreRecord
@@ -56,8 +59,9 @@ class EpisodeRunner:
         verifier: Verifying | None,
         journal: EpisodeJournal,
         limits: Limits,
+        gateway: Gateway | None = None,
     ) -> None:
-        self._players, self._scaffold = dict(players), scaffold
+        self._players, self._scaffold, self._gateway = dict(players), scaffold, gateway
         self._environments, self._verifier = environments, verifier
         self._journal, self._limits = journal, limits
 
@@ -131,7 +135,8 @@ class EpisodeRunner:
     async def _play(self, record: EpisodeRecord, environment: DurableEnvironment, log: EpisodeLog) -> None:
         replies = RecordedReplies(log.history) if log.history is not None else None
         agents = {name: self._agent(name, player, record, replies, log) for name, player in self._players.items()}
-        context = Context(record, agents, environment, self._environments.description.recovery, log, self._limits)
+        recovery, programs = self._environments.description.recovery, self._programs(record, log)
+        context = Context(record, agents, environment, recovery, log, self._limits, programs)
         try:
             with boundary(Boundary.SCAFFOLD, "run"):
                 await self._scaffold.run(context)
@@ -147,6 +152,21 @@ class EpisodeRunner:
         limits = player.limits or self._limits
         session = Session(record, name, player.chat, engine, player.sampling, limits, log)
         return AgentTurns(record, session, log, limits.max_turns)
+
+    def _programs(self, record: EpisodeRecord, log: EpisodeLog) -> Programs | None:
+        """What lets programs call the policies; None where nothing is to."""
+
+        def conversations(name: str, player: Player) -> Conversations:
+            limits = player.limits or self._limits
+            stop_token_ids = player.chat.stop_token_ids
+            sampler = ReplySampler(record, name, player.engine, stop_token_ids, player.sampling, limits, log)
+            return Conversations(record, name, player.chat, sampler, log)
+
+        def calls() -> ProgramCalls:
+            agents = {name: conversations(name, player) for name, player in self._players.items()}
+            return ProgramCalls(record, agents, log, self._limits)
+
+        return Programs(self._gateway, calls) if self._gateway is not None else None
 
 
 def played_in(frame: FrameType | None) -> str | None:

@@ -170,7 +170,7 @@ class Episode:
     `reward` is None when the episode was not scored: it is never read as 0. Where agents are judged apart,
     `agent_rewards` has theirs and `reward` is their mean. `scores` are what these are made of. `failure` is separate
     from `stop_reason`: an episode that ran out of turns has no failure, one whose environment crashed has no stop
-    reason.
+    reason. `counts` are of what its programs asked for, and of what they did not get.
 
     Example: a SQL episode of three turns has nodes prompt, reply, bridge, reply, bridge, reply; one
     leaf; ``stop_reason answered``; ``reward 1.0``.
@@ -187,6 +187,7 @@ class Episode:
     seconds: float = 0.0
     agent_rewards: dict[str, float] = field(default_factory=dict)
     scores: tuple[ScoreRecord, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def episode_id(self) -> str:

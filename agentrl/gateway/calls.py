@@ -1,0 +1,88 @@
+"""The calls of one session that are answered or in the making, so that one that is sent again is answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.gateway.dialects import Dialect, ReadCall
+from agentrl.rollouts.programs import ProgramCalls, SessionOverError
+from agentrl.types.program import ModelReply
+
+_RETRY_HEADERS = ("x-stainless-retry-count", "x-retry-count")
+_IDEMPOTENCY_KEY = "idempotency-key"
+
+
+@dataclass(slots=True)
+class AnsweredCall:
+    """One call: how it was read, the reply in the making, and whether a client has heard the whole answer."""
+
+    id: str
+    read: ReadCall
+    reply: asyncio.Task[ModelReply]
+    is_heard: bool = False
+
+    async def answer(self) -> ModelReply:
+        """The reply, which goes on being made if the caller is cancelled. Raises CallRefusedError."""
+        await asyncio.wait([self.reply])
+        if self.reply.cancelled():
+            raise SessionOverError("its program has ended")
+        return self.reply.result()
+
+
+class Session:
+    """The calls of one episode's programs.
+
+    A client whose answer was lost sends its call again: that is not another call, but gets the same answer. It is known
+    by its header, or by an earlier call with the same body whose answer nobody has heard.
+    """
+
+    def __init__(self, calls: ProgramCalls) -> None:
+        self.calls = calls
+        self.key = f"agentrl-{secrets.token_urlsafe(24)}"
+        self._answered: dict[str, AnsweredCall] = {}
+        self._tasks: set[asyncio.Task[ModelReply]] = set()
+
+    def begin(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> AnsweredCall:
+        """The call that a request is, new or sent again. Raises CallRefusedError."""
+        name = _name_of(dialect, body, headers)
+        known = self._answered.get(name)
+        if known is not None and not _has_failed(known) and (_is_retry(headers) or not known.is_heard):
+            self.calls.count("sent_again")
+            return known
+        read = dialect.read(body)
+        task = asyncio.create_task(self.calls.reply(read.call, dialect.echo, read.overrides), name="model-call")
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        call = self._answered[name] = AnsweredCall(f"call-{secrets.token_hex(12)}", read, task)
+        return call
+
+    def end(self) -> None:
+        """Cancel what is in the making; counts the replies that no client has heard whole."""
+        for call in self._answered.values():
+            if call.reply.done() and not _has_failed(call) and not call.is_heard:
+                self.calls.count("unheard")
+        for task in self._tasks:
+            task.cancel()
+        self._answered.clear()
+
+    def _forget(self, task: asyncio.Task[ModelReply]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # clients are told of it, those that hung up need not be
+
+
+def _name_of(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> str:
+    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+    return f"{dialect.name}/{headers.get(_IDEMPOTENCY_KEY, '')}/{digest}"
+
+
+def _is_retry(headers: Mapping[str, str]) -> bool:
+    return _IDEMPOTENCY_KEY in headers or any(headers.get(name, "0") != "0" for name in _RETRY_HEADERS)
+
+
+def _has_failed(call: AnsweredCall) -> bool:
+    return call.reply.done() and (call.reply.cancelled() or call.reply.exception() is not None)

@@ -1,0 +1,183 @@
+"""The gateway: an HTTP server in the process that plays episodes, where their programs find their policies.
+
+A session is named by its key, which is the program's API key, or by path (``/sessions/KEY/v1/...``). A program sees a
+weight update, a pause or an engine that dies as a slow reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from agentrl.gateway.calls import AnsweredCall, Session
+from agentrl.gateway.dialects import Dialect
+from agentrl.rollouts.programs import ProgramCalls, SessionOverError
+from agentrl.types.program import CallRefusedError, GatewayAccess
+
+_MAX_BODY_BYTES = 64 << 20
+_BEFORE_STREAM_S = 5.0
+_KEEP_ALIVE_S = 3.0
+_END_S = 5
+_KEPT_KEYS = 4096
+_NO_STORE = {"cache-control": "no-store", "x-accel-buffering": "no"}
+# SDKs of both vendors read it: what was refused is refused again.
+_NEVER_AGAIN = {"x-should-retry": "false"}
+_log = logging.getLogger(__name__)
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+class GatewayServer:
+    """Answers the programs of all episodes that this process plays."""
+
+    def __init__(self, dialects: Sequence[Dialect], socket_path: Path) -> None:
+        self._dialects, self._socket_path = tuple(dialects), socket_path
+        self._sessions: dict[str, Session] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._http = _HttpServer(self._build_app())
+        self._serving: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Take calls, on the socket and on a loopback port.
+
+        Waits for: the server. Unblocked by: it. Raises OSError if the socket cannot be made.
+        """
+        inner = socket.socket(socket.AF_UNIX)
+        inner.bind(str(self._socket_path))
+        self._socket_path.chmod(0o666)  # sandboxes run under user ids of their own; a session's key is what lets one in
+        outer = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{outer.getsockname()[1]}"
+        self._serving = asyncio.create_task(self._http.serve(sockets=[inner, outer]), name="gateway")
+        while not self._http.started and not self._serving.done():
+            await asyncio.sleep(0.01)
+        if self._serving.done():
+            await self._serving
+
+    async def close(self) -> None:
+        """Answer nobody any more; safe to call twice. Waits for: answers under way. Unblocked by: these, or seconds."""
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            self._http.should_exit = True
+            await serving
+            self._socket_path.unlink(missing_ok=True)
+
+    @contextmanager
+    def admit(self, calls: ProgramCalls) -> Iterator[GatewayAccess]:
+        """Answer the calls of an episode within the block; those in flight end with it."""
+        session = Session(calls)
+        self._sessions[session.key] = session
+        try:
+            yield GatewayAccess(self.url, session.key)
+        finally:
+            del self._sessions[session.key]
+            self._ended[session.key] = None
+            while len(self._ended) > _KEPT_KEYS:
+                self._ended.popitem(last=False)
+            session.end()
+
+    def _build_app(self) -> FastAPI:
+        app = FastAPI(title="agentrl gateway", openapi_url=None)
+        for dialect in self._dialects:
+            for path in (dialect.path, f"/sessions/{{key}}{dialect.path}"):
+                app.post(path)(self._answering(dialect))
+        for path in ("/v1/models", "/sessions/{key}/v1/models"):
+            app.get(path)(self._models)
+        return app
+
+    def _answering(self, dialect: Dialect) -> _Handler:
+        async def answer(request: Request) -> Response:
+            try:
+                session = self._session(request)
+                body = await _read_body(request)
+                call = session.begin(dialect, body, request.headers)
+                if call.read.is_streamed:
+                    return await self._stream(dialect, call)
+                reply = await call.answer()
+            except CallRefusedError as refusal:
+                return JSONResponse(dialect.error(refusal), refusal.status, _NEVER_AGAIN)
+            call.is_heard = not await request.is_disconnected()
+            return JSONResponse(dialect.answer(call.read, reply, call.id))
+
+        return answer
+
+    async def _stream(self, dialect: Dialect, call: AnsweredCall) -> Response:
+        """A stream; what is refused soon is refused with its status instead. Raises CallRefusedError."""
+        await asyncio.wait([call.reply], timeout=_BEFORE_STREAM_S)
+        if call.reply.done():
+            await call.answer()
+        return StreamingResponse(_events(dialect, call), media_type="text/event-stream", headers=_NO_STORE)
+
+    def _session(self, request: Request) -> Session:
+        """The session that a request is of. Raises CallRefusedError."""
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        key = request.path_params.get("key") or request.headers.get("x-api-key") or bearer
+        if key in self._ended:
+            raise SessionOverError("its program has ended")
+        if key not in self._sessions:
+            message = "no session has this key; use the one that the scaffold was given, as API key or in the path"
+            raise CallRefusedError(message, status=401, kind="authentication_error")
+        return self._sessions[key]
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            calls = self._session(request).calls
+        except CallRefusedError as refusal:
+            return JSONResponse({"error": {"message": str(refusal), "type": refusal.kind}}, refusal.status)
+        listed = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "agentrl",
+                "max_model_len": calls.max_context_tokens,
+            }
+            for name in calls.models
+        ]
+        return JSONResponse({"object": "list", "data": listed})
+
+
+class _HttpServer(uvicorn.Server):
+    """Serves an application on the run's own event loop, and leaves signals to the run."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(app, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=_END_S)
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield
+
+
+async def _events(dialect: Dialect, call: AnsweredCall) -> AsyncIterator[str]:
+    """Waits for: the reply, saying every few seconds that it comes. Unblocked by: it, or a client that hangs up."""
+    while not (await asyncio.wait([call.reply], timeout=_KEEP_ALIVE_S))[0]:
+        yield dialect.keep_alive(call.id)
+    try:
+        reply = await call.answer()
+    except CallRefusedError as refusal:
+        yield dialect.error_event(refusal, call.id)
+        return
+    for event in dialect.events(call.read, reply, call.id):
+        yield event
+    call.is_heard = True
+
+
+async def _read_body(request: Request) -> bytes:
+    """The whole body. Raises CallRefusedError if it is too large."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise CallRefusedError(f"the body is over {_MAX_BODY_BYTES} bytes", status=413)
+    return bytes(body)

@@ -1,0 +1,153 @@
+"""The programs of an episode: which agent replies to a call, what all calls together may use, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NoReturn, Protocol
+
+from agentrl.rollouts.conversations import Conversations, Echo
+from agentrl.rollouts.episode_log import EpisodeLog, EpisodeParked
+from agentrl.rollouts.record import EpisodeRecord
+from agentrl.rollouts.replies import ContextFullError, TokensSpentError
+from agentrl.types.episode import StopReason
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError, StorageError, trace_of
+from agentrl.types.program import CallRefusedError, GatewayAccess, ModelCall, ModelReply
+from agentrl.types.task import Limits
+
+CUT_OFF = "cut_off"
+"""Kind of the failure of an episode whose program ended with the worker that played it."""
+
+
+class SessionOverError(CallRefusedError):
+    """The episode takes no more calls; to send one again is of no use."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"this session is over: {why}", status=403, kind="session_over")
+
+
+class ProgramCalls:
+    """The calls that the programs of one episode make.
+
+    `counts` are of the episode: calls, those that were refused, settings that the run's win over, by name.
+    """
+
+    def __init__(
+        self, record: EpisodeRecord, agents: Mapping[str, Conversations], log: EpisodeLog, limits: Limits
+    ) -> None:
+        self._record, self._agents, self._log = record, dict(agents), log
+        self._max_calls, self.max_context_tokens = limits.max_turns, limits.max_context_tokens
+        self._over: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        self.counts: Counter[str] = record.counts
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names under which the agents can be called."""
+        return tuple(self._agents)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further call is answered."""
+        return self._over.done()
+
+    async def reply(self, call: ModelCall, echo: Echo, overrides: Sequence[str] = ()) -> ModelReply:
+        """Answer one call.
+
+        Raises:
+            SessionOverError: the episode takes no more calls.
+            CallRefusedError: this one cannot be answered as it is.
+        """
+        if self._over.done():
+            raise SessionOverError(self._why())
+        if self.counts["calls"] >= self._max_calls:
+            self._stop(StopReason.MAX_TURNS, f"its {self._max_calls} calls of a policy are spent")
+        self.counts["calls"] += 1
+        for setting in overrides:
+            self.counts[f"overrides_{setting}"] += 1
+        try:
+            self._log.check_parking()
+            return await self._agent(call.model).reply(call, echo)
+        except TokensSpentError as error:
+            self._stop(StopReason.MAX_TOKENS, str(error))
+        except ContextFullError as error:
+            raise self._refused(str(error), "context_length_exceeded") from error
+        except ConfigError as error:
+            raise self._refused(str(error), "invalid_request_error") from error
+        except EpisodeError as error:
+            if error.failure.kind == "chat.template":
+                raise self._refused(error.failure.message, "invalid_request_error") from error
+            self._end(error)
+        except (EpisodeParked, StorageError) as error:
+            self._end(error)
+        except Exception as error:  # noqa: BLE001 - the program hears nothing of it, and its episode must not go on
+            message = f"the call could not be put on record: {type(error).__name__}: {error}"
+            self._end(EpisodeError(Boundary.CONTRACT, "program.call", message, trace_of(error)))
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the session, if it was neither a limit nor its program."""
+        return self._over.result() if self._over.done() else None
+
+    async def over(self) -> None:
+        """Waits for: the end of the session. Unblocked by: a limit, a failure, or a worker that is to stop."""
+        await asyncio.shield(self._over)
+
+    def close(self) -> None:
+        """Answer no further call."""
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def count(self, what: str) -> None:
+        """Count something that happened to a call."""
+        self.counts[what] += 1
+
+    def _agent(self, model: str) -> Conversations:
+        if model not in self._agents:
+            self.counts["overrides_model"] += 1
+        return self._agents.get(model) or next(iter(self._agents.values()))
+
+    def _refused(self, message: str, kind: str) -> CallRefusedError:
+        self.counts["refused"] += 1
+        return CallRefusedError(message, kind=kind)
+
+    def _stop(self, reason: StopReason, message: str) -> NoReturn:
+        if not self._over.done():
+            self._record.stop_reason = reason
+            self._over.set_result(None)
+        raise SessionOverError(message)
+
+    def _end(self, error: BaseException) -> NoReturn:
+        if not self._over.done():
+            self._over.set_result(error)
+        raise SessionOverError("its episode has failed or is to go on elsewhere") from error
+
+    def _why(self) -> str:
+        return (
+            f"its episode ended ({self._record.stop_reason})" if self._record.stop_reason else "its program has ended"
+        )
+
+
+class Gateway(Protocol):
+    """Where the programs of this process's episodes reach their policies."""
+
+    def admit(self, calls: ProgramCalls) -> AbstractContextManager[GatewayAccess]:
+        """Answer the calls of an episode within the block; those in flight end with it."""
+
+
+class Programs:
+    """Lets one episode's programs call its policies; `calls` makes what answers them."""
+
+    def __init__(self, gateway: Gateway, calls: Callable[[], ProgramCalls]) -> None:
+        self.gateway, self.calls = gateway, calls
+
+
+def cut_off() -> EpisodeError:
+    """The failure of an episode of a program whose worker is gone: what it did cannot be done again."""
+    return EpisodeError(
+        Boundary.SCAFFOLD,
+        CUT_OFF,
+        "its program ended with the worker that played it, and a program is never resumed in the middle; the task is "
+        "dispatched anew",
+    )
