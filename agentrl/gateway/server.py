@@ -76,7 +76,7 @@ class GatewayServer:
         session = Session(calls)
         self._sessions[session.key] = session
         try:
-            yield GatewayAccess(self.url, session.key)
+            yield GatewayAccess(self.url, session.key, str(self._socket_path))
         finally:
             del self._sessions[session.key]
             self._ended[session.key] = None

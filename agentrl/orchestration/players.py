@@ -18,6 +18,7 @@ from agentrl.rewards.function import FunctionScorer
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.rollouts.episode_log import EpisodeJournal
+from agentrl.rollouts.programs import Gateway
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.tokens.chat import ChatFormat
@@ -88,6 +89,7 @@ def build_runners(
     chats: Mapping[str, ChatFormat],
     hosts: Mapping[str, EnvironmentHost],
     journal: EpisodeJournal,
+    gateway: Gateway,
 ) -> dict[str, EpisodeRunner]:
     """A runner for each environment, over an engine or a router of engines for each policy. Raises ConfigError."""
     players = {policy: _build_player(config, policy, engines[policy], chats[policy]) for policy in config.policies}
@@ -99,6 +101,7 @@ def build_runners(
             verifier=_build_verifier(section, config.limits_of(name).tool_s),
             journal=journal,
             limits=config.limits_of(name).build(),
+            gateway=gateway,
         )
         for name, section in config.environments.items()
     }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl import registry
+from agentrl.gateway.starting import LazyGateway
 from agentrl.inference.router import EngineRouter
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.players import build_runners
@@ -55,8 +56,9 @@ def build_pool(
 
     if count > 0:
         return WorkerPool(start, count, journals, config.rollout.max_attempts, end_session)
-    runners = build_runners(config, routers, chats, hosts, journal.rollouts)
-    return local_pool(LocalWorker(LOCAL, runners, journals.own, end_session), journals, end_session)
+    gateway = LazyGateway()
+    runners = build_runners(config, routers, chats, hosts, journal.rollouts, gateway)
+    return local_pool(LocalWorker(LOCAL, runners, journals.own, end_session, gateway), journals, end_session)
 
 
 def build_evaluation_pool(
@@ -77,8 +79,9 @@ def build_evaluation_pool(
             return await start_process("evaluator", config, logs, hosts, engines, forget_nothing, journals)
 
         return WorkerPool(start, 1, journals, config.rollout.max_attempts, forget_nothing)
-    runners = build_runners(config, engines, chats, hosts, NoJournal())
-    return local_pool(LocalWorker("evaluator", runners, None, forget_nothing), journals, forget_nothing)
+    gateway = LazyGateway()
+    runners = build_runners(config, engines, chats, hosts, NoJournal(), gateway)
+    return local_pool(LocalWorker("evaluator", runners, None, forget_nothing, gateway), journals, forget_nothing)
 
 
 def local_pool(worker: LocalWorker, journals: WorkerJournals, end_session: SessionEnd) -> WorkerPool:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.config.base import parse_config
+from agentrl.gateway.starting import LazyGateway
 from agentrl.journal.claim import Claim
 from agentrl.journal.writer import JournalWriter
 from agentrl.orchestration.config import RunConfig
@@ -120,14 +121,16 @@ class WorkerServer:
             self._journal = WorkerJournal(writer)
         self._hosts = await build_hosts(config, logs, known=spec.environments)
         longest_s = max(config.limits_of(name).total_s for name in config.environments)
+        gateway = LazyGateway()
         runners = build_runners(
             config,
             {name: RemoteRouter(self._channel, name, longest_s) for name in config.policies},
             {name: ChatFormat.load(policy.model, policy.chat) for name, policy in config.policies.items()},
             self._hosts,
             self._journal or NoJournal(),
+            gateway,
         )
-        self._worker = LocalWorker(spec.name, runners, self._journal, self._end_session, self._mark)
+        self._worker = LocalWorker(spec.name, runners, self._journal, self._end_session, gateway, self._mark)
         loop = asyncio.get_running_loop()
         self._loops = [loop.create_task(self._tell_events()), loop.create_task(self._beat_on(spec.beat_s))]
 

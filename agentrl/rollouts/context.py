@@ -93,6 +93,7 @@ class Context:
         self._log, self._limits = log, limits
         self._programs = programs
         self._calls: ProgramCalls | None = None
+        self._socket: str | None = None
         self._num_programs = 0
         self._random = random.Random(record.ticket.seed)
 
@@ -156,15 +157,15 @@ class Context:
                 raise cut_off()
         calls = self._programs.calls()
         try:
-            with self._programs.gateway.admit(calls) as access:
-                self._calls = calls
+            async with self._programs.gateway.admit(calls) as access:
+                self._calls, self._socket = calls, access.socket
                 yield access
         except Exception:
             # What ended the session comes before whatever the scaffold made of the answers that it got since.
             self._raise_end(calls)
             raise
         finally:
-            self._calls = None
+            self._calls = self._socket = None
             calls.close()
 
     async def run(self, command: Command) -> CommandResult:
@@ -177,6 +178,8 @@ class Context:
         effect_id = f"{self._record.ticket.episode_id}/program-{self._num_programs}"
         with _ending(self._record), boundary(Boundary.ENVIRONMENT, "run"):
             result = await self._run(command, effect_id)
+        self._record.counts["programs"] += 1
+        self._record.counts["programs_failed"] += result.exit_code != 0
         if self._calls is not None:
             self._raise_end(self._calls)
             if not self._calls.counts["calls"]:

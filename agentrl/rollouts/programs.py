@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from typing import NoReturn, Protocol
 
 from agentrl.rollouts.conversations import Conversations, Echo
@@ -132,7 +132,7 @@ class ProgramCalls:
 class Gateway(Protocol):
     """Where the programs of this process's episodes reach their policies."""
 
-    def admit(self, calls: ProgramCalls) -> AbstractContextManager[GatewayAccess]:
+    def admit(self, calls: ProgramCalls) -> AbstractAsyncContextManager[GatewayAccess]:
         """Answer the calls of an episode within the block; those in flight end with it."""
 
 

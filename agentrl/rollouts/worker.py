@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agentrl.process.running_mark import RunningMark
+from agentrl.protocols import Closing
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.rollouts.record import EpisodeRecord
@@ -43,6 +44,8 @@ class _InPlay:
 class LocalWorker:
     """Plays all that it is assigned at once, with a runner for each environment; without a `journal` it keeps nothing.
 
+    It closes the `gateway` of its runners' programs when it is closed.
+
     With a `mark`, whoever reads it knows which episode runs.
     """
 
@@ -52,9 +55,10 @@ class LocalWorker:
         runners: Mapping[str, EpisodeRunner],
         journal: WorkerJournal | None,
         end_session: SessionEnd,
+        gateway: Closing,
         mark: RunningMark | None = None,
     ) -> None:
-        self.name, self._mark = name, mark
+        self.name, self._mark, self._gateway = name, mark, gateway
         self._runners, self._journal, self._end_session = dict(runners), journal, end_session
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._in_play: dict[str, _InPlay] = {}
@@ -99,6 +103,7 @@ class LocalWorker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._gateway.close()
 
     async def _play(self, record: EpisodeRecord, token: int) -> None:
         """Play one episode and tell what becomes of it.

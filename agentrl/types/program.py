@@ -14,13 +14,16 @@ from agentrl.types.message import Message, ToolSpec
 class GatewayAccess:
     """How a program reaches the policies of its episode: `url` is the gateway's root, `key` names the session.
 
-    Example: ``GatewayAccess("http://127.0.0.1:8371", "ep-3f2a")`` is used with the OpenAI SDK as
+    `socket` is a unix socket of the machine at which the same gateway listens, for programs in sandboxes.
+
+    Example: ``GatewayAccess("http://127.0.0.1:8371", "ep-3f2a", "/tmp/gateway/socket")`` is used with the OpenAI SDK as
     ``OpenAI(base_url="http://127.0.0.1:8371/v1", api_key="ep-3f2a")``, and by path as
     ``http://127.0.0.1:8371/sessions/ep-3f2a/v1``.
     """
 
     url: str
     key: str
+    socket: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

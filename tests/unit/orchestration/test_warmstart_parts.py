@@ -11,6 +11,7 @@ import pytest
 from agentrl.buffer.step_journal import NoStepJournal
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
+from agentrl.gateway.starting import LazyGateway
 from agentrl.orchestration.evaluation import Evaluator, Exam
 from agentrl.orchestration.players import build_scaffold
 from agentrl.orchestration.scoring import Scoring
@@ -107,7 +108,9 @@ def evaluator(chat, options: FaultyOptions, names: tuple[str, ...] = ("faulty",)
         )
         for name, host in hosts.items()
     }
-    pool = local_pool(LocalWorker("evaluator", runners, None, forget_nothing), WorkerJournals(), forget_nothing)
+    pool = local_pool(
+        LocalWorker("evaluator", runners, None, forget_nothing, LazyGateway()), WorkerJournals(), forget_nothing
+    )
     exam = Exam(pool, hosts, dict.fromkeys(names, ("main",)), seed=0, concurrency=16)
     return Evaluator({"main": engine}, {}, exam, Scoring(dict.fromkeys(names, ()), NoStepJournal()))
 

@@ -1,0 +1,76 @@
+"""Starts the gateway of a process with the first program that needs it: most runs have none, and pay nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.rollouts.programs import ProgramCalls
+from agentrl.types.errors import ConfigError
+from agentrl.types.program import GatewayAccess
+
+if TYPE_CHECKING:
+    from agentrl.gateway.server import GatewayServer
+
+_MOST_CHARACTERS = 100
+
+
+class LazyGateway:
+    """The gateway of this process's episodes."""
+
+    def __init__(self) -> None:
+        self._starting = asyncio.Lock()
+        self._server: GatewayServer | None = None
+        self._folder: Path | None = None
+
+    @asynccontextmanager
+    async def admit(self, calls: ProgramCalls) -> AsyncIterator[GatewayAccess]:
+        """Answer the calls of an episode within the block; those in flight end with it.
+
+        Waits for: the server, if this is the first. Unblocked by: it. Raises ConfigError if it cannot be had.
+        """
+        async with self._starting:
+            if self._server is None:
+                self._server = await self._start()
+        with self._server.admit(calls) as access:
+            yield access
+
+    async def close(self) -> None:
+        """Answer nobody any more; safe to call twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _start(self) -> GatewayServer:
+        # The SDKs' types take seconds to import, in which the episodes of this process go on.
+        try:
+            await asyncio.to_thread(importlib.import_module, "agentrl.gateway.server")
+            from agentrl.gateway.known import all_dialects
+            from agentrl.gateway.server import GatewayServer
+        except ImportError as error:
+            raise ConfigError(f"programs need the gateway: {error}; install agentrl[gateway]") from error
+        self._folder = _make_folder()
+        server = GatewayServer(all_dialects(), self._folder / "socket")
+        try:
+            await server.start()
+        except OSError as error:
+            raise ConfigError(f"the gateway cannot listen at {self._folder}: {error}") from error
+        return server
+
+
+def _make_folder() -> Path:
+    """A folder for the socket, whose path the kernel bounds; where that of temporary files is too long, in /tmp."""
+    folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
+    if len(str(folder / "socket")) > _MOST_CHARACTERS:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-", dir="/tmp"))
+    folder.chmod(0o711)  # sandboxes under other user ids come to the socket, and list nothing
+    return folder

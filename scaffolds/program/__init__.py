@@ -1,0 +1,74 @@
+"""A black-box agent: any command that speaks OpenAI's or Anthropic's protocol acts in the environment's sandbox."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from agentrl.protocols import Scaffold, ScaffoldContext
+from agentrl.types.environment import Opening
+from agentrl.types.message import Message, Role
+from agentrl.types.program import GatewayAccess
+from agentrl.types.sandbox import Command
+
+# Commands are given the gateway's address inside the sandbox, where alone it is known.
+_START = """
+export OPENAI_BASE_URL="$AGENTRL_GATEWAY/v1" OPENAI_API_BASE="$AGENTRL_GATEWAY/v1" ANTHROPIC_BASE_URL="$AGENTRL_GATEWAY"
+while [ "$1" != -- ]; do
+  case "$1" in */*) mkdir -p "$HOME/${1%/*}" ;; esac
+  printf %s "$2" > "$HOME/$1" || exit 125
+  shift 2
+done
+shift
+exec "$@"
+"""
+_PLACE = re.compile(r"\{(prompt|key|model)\}")
+
+
+class Program(Scaffold):
+    """Runs a command in the sandbox; every reply of a model that it asks for is the policy's.
+
+    In `command`, in `home_files` (by their path below ``$HOME``) and in `environment`, ``{prompt}`` stands for the text
+    of the environment's opening, ``{key}`` for the API key and ``{model}`` for the first agent's name. What the command
+    prints is its answer to the environment. The gateway is at ``$AGENTRL_GATEWAY``; ``OPENAI_BASE_URL``,
+    ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY`` are set.
+
+    Example: ``Program(["my-agent", "--model", "{model}", "{prompt}"], timeout_s=600)``.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        timeout_s: float = 600.0,
+        environment: Mapping[str, str] | None = None,
+        home_files: Mapping[str, str] | None = None,
+        max_output_bytes: int = 65536,
+    ) -> None:
+        self._command, self._timeout_s = tuple(command), timeout_s
+        self._environment, self._home_files = dict(environment or {}), dict(home_files or {})
+        self._max_output_bytes = max_output_bytes
+
+    async def run(self, context: ScaffoldContext) -> None:
+        """Play one episode to its end."""
+        opening = await context.start()
+        async with context.gateway() as access:
+            result = await context.run(self._command_for(opening, access, context.agents[0]))
+            answer = result.stdout.decode(errors="replace").strip()
+            await context.step(Message(Role.ASSISTANT, answer))
+
+    def _command_for(self, opening: Opening, access: GatewayAccess, model: str) -> Command:
+        prompt = "\n\n".join(message.content for message in opening.messages)
+
+        values = {"prompt": prompt, "key": access.key, "model": model}
+
+        def filled(text: str) -> str:
+            return _PLACE.sub(lambda found: values[found[1]], text)
+
+        files = [part for path, text in self._home_files.items() for part in (path, filled(text))]
+        keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), access.key)
+        return Command(
+            ("sh", "-c", _START, "sh", *files, "--", *map(filled, self._command)),
+            timeout_s=self._timeout_s,
+            max_output_bytes=self._max_output_bytes,
+            environment={**keys, **{name: filled(value) for name, value in self._environment.items()}},
+        )
