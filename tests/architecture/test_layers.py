@@ -6,6 +6,7 @@ from collections.abc import Iterator
 LAYERS = (
     {"cli"},
     {"orchestration"},
+    {"gateway"},
     {"rollouts", "trainer", "engine", "checking", "serving"},
     {"buffer", "weights", "rewards", "envs"},
     {"models", "tokens", "algorithms", "sandbox", "inference", "journal"},
