@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,10 +19,15 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from agentrl.gateway.calls import AnsweredCall, Session
+from agentrl.gateway.chat import ChatDialect
 from agentrl.gateway.dialects import Dialect
+from agentrl.gateway.messages import MessagesDialect
+from agentrl.gateway.responses import ResponsesDialect
+from agentrl.gateway.token_ids import TokenIdsDialect, model_list
 from agentrl.rollouts.programs import ProgramCalls, SessionOverError
 from agentrl.types.program import CallRefusedError, GatewayAccess
 
+_DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), MessagesDialect(), TokenIdsDialect())
 _MAX_BODY_BYTES = 64 << 20
 _BEFORE_STREAM_S = 5.0
 _KEEP_ALIVE_S = 3.0
@@ -38,8 +43,8 @@ _Handler = Callable[[Request], Awaitable[Response]]
 class GatewayServer:
     """Answers the programs of all episodes that this process plays."""
 
-    def __init__(self, dialects: Sequence[Dialect], socket_path: Path) -> None:
-        self._dialects, self._socket_path = tuple(dialects), socket_path
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
         self._sessions: dict[str, Session] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._http = _HttpServer(self._build_app())
@@ -86,7 +91,7 @@ class GatewayServer:
 
     def _build_app(self) -> FastAPI:
         app = FastAPI(title="agentrl gateway", openapi_url=None)
-        for dialect in self._dialects:
+        for dialect in _DIALECTS:
             for path in (dialect.path, f"/sessions/{{key}}{dialect.path}"):
                 app.post(path)(self._answering(dialect))
         for path in ("/v1/models", "/sessions/{key}/v1/models"):
@@ -132,17 +137,7 @@ class GatewayServer:
             calls = self._session(request).calls
         except CallRefusedError as refusal:
             return JSONResponse({"error": {"message": str(refusal), "type": refusal.kind}}, refusal.status)
-        listed = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "agentrl",
-                "max_model_len": calls.max_context_tokens,
-            }
-            for name in calls.models
-        ]
-        return JSONResponse({"object": "list", "data": listed})
+        return JSONResponse(model_list(calls.models, calls.max_context_tokens))
 
 
 class _HttpServer(uvicorn.Server):
@@ -166,7 +161,7 @@ async def _events(dialect: Dialect, call: AnsweredCall) -> AsyncIterator[str]:
     try:
         reply = await call.answer()
     except CallRefusedError as refusal:
-        yield dialect.error_event(refusal, call.id)
+        yield dialect.error_event(refusal)
         return
     for event in dialect.events(call.read, reply, call.id):
         yield event

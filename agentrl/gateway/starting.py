@@ -53,12 +53,11 @@ class LazyGateway:
         # The SDKs' types take seconds to import, in which the episodes of this process go on.
         try:
             await asyncio.to_thread(importlib.import_module, "agentrl.gateway.server")
-            from agentrl.gateway.known import all_dialects
             from agentrl.gateway.server import GatewayServer
         except ImportError as error:
             raise ConfigError(f"programs need the gateway: {error}; install agentrl[gateway]") from error
         self._folder = _make_folder()
-        server = GatewayServer(all_dialects(), self._folder / "socket")
+        server = GatewayServer(self._folder / "socket")
         try:
             await server.start()
         except OSError as error:
