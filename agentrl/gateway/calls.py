@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agentrl.gateway.dialects import Dialect, ReadCall
 from agentrl.rollouts.programs import ProgramCalls, SessionOverError
-from agentrl.types.program import ModelReply
+from agentrl.types.program import CallRefusedError, ModelReply
 
 _RETRY_HEADERS = ("x-stainless-retry-count", "x-retry-count")
 _IDEMPOTENCY_KEY = "idempotency-key"
@@ -53,7 +53,12 @@ class Session:
         if known is not None and not _has_failed(known) and (_is_retry(headers) or not known.is_heard):
             self.calls.count("sent_again")
             return known
-        read = dialect.read(body)
+        self.calls.begin()
+        try:
+            read = dialect.read(body)
+        except CallRefusedError:
+            self.calls.count("refused")
+            raise
         task = asyncio.create_task(self.calls.reply(read.call, dialect.echo, read.overrides), name="model-call")
         self._tasks.add(task)
         task.add_done_callback(self._forget)

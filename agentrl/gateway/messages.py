@@ -157,7 +157,7 @@ def _read_conversation(request: dict[str, Any]) -> Iterator[Message]:
     system = request.get("system")
     if system:
         for block, place in shapes.objects(system, "system") if isinstance(system, list) else ():
-            shapes.check(_BLOCKS["text"], block, place)
+            shapes.check(_BLOCKS["text"], shapes.given(block), place)
         yield Message(Role.SYSTEM, shapes.text_of(system, "system", _TEXTS, "\n\n"))
     for entry, place in shapes.objects(request.get("messages"), "messages"):
         shapes.one_of(_ROLES, entry.get("role"), f"{place}.role")
@@ -181,7 +181,7 @@ def _read_blocks(entry: dict[str, Any], place: str) -> Iterator[Message]:
         if kind in _THINKING and role is Role.ASSISTANT:
             continue
         if kind in _BLOCKS:
-            shapes.check(_BLOCKS[kind], block, where)
+            shapes.check(_BLOCKS[kind], shapes.given(block), where)
         if kind == "tool_use" and role is Role.ASSISTANT:
             calls.append(ToolCall(block["id"], block["name"], block["input"]))
         elif kind == "tool_result" and role is Role.USER:

@@ -94,6 +94,7 @@ class GatewayServer:
         for dialect in _DIALECTS:
             for path in (dialect.path, f"/sessions/{{key}}{dialect.path}"):
                 app.post(path)(self._answering(dialect))
+        app.exception_handler(404)(_nothing_here)
         for path in ("/v1/models", "/sessions/{key}/v1/models"):
             app.get(path)(self._models)
         return app
@@ -166,6 +167,12 @@ async def _events(dialect: Dialect, call: AnsweredCall) -> AsyncIterator[str]:
     for event in dialect.events(call.read, reply, call.id):
         yield event
     call.is_heard = True
+
+
+async def _nothing_here(request: Request, error: Exception) -> Response:
+    paths = ", ".join(dialect.path for dialect in _DIALECTS)
+    message = f"nothing is served at {request.url.path}; a program may call {paths} and /v1/models"
+    return JSONResponse({"error": {"message": message, "type": "not_found_error"}}, 404, _NEVER_AGAIN)
 
 
 async def _read_body(request: Request) -> bytes:

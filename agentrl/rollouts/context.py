@@ -131,6 +131,8 @@ class Context:
     async def step(self, action: Message) -> StepResult:
         """Let the environment react to a reply."""
         self._log.check_parking()
+        if self._calls is not None:
+            self._raise_end(self._calls)
         intents = tuple(Effect(call.id, call) for call in action.tool_calls)
         await self._log.intended(intents)
         started = time.monotonic()
@@ -160,6 +162,7 @@ class Context:
             async with self._programs.gateway.admit(calls) as access:
                 self._calls, self._socket = calls, access.socket
                 yield access
+            self._raise_end(calls)
         except Exception:
             # What ended the session comes before whatever the scaffold made of the answers that it got since.
             self._raise_end(calls)
@@ -182,8 +185,8 @@ class Context:
         self._record.counts["programs_failed"] += result.exit_code != 0
         if self._calls is not None:
             self._raise_end(self._calls)
-            if not self._calls.counts["calls"]:
-                message = f"the program ended without calling a policy ({result.ended}, exit code {result.exit_code})"
+            if not self._record.num_turns:
+                message = f"the program ended without a policy's reply ({result.ended}, exit code {result.exit_code})"
                 said = result.text.strip()[-_SAID_CHARACTERS:]
                 self._record.failure = Failure(
                     Boundary.SCAFFOLD, "no_calls", f"{message}; the end of its output: {said}"

@@ -52,18 +52,21 @@ class ProgramCalls:
         """Whether no further call is answered."""
         return self._over.done()
 
-    async def reply(self, call: ModelCall, echo: Echo, overrides: Sequence[str] = ()) -> ModelReply:
-        """Answer one call.
-
-        Raises:
-            SessionOverError: the episode takes no more calls.
-            CallRefusedError: this one cannot be answered as it is.
-        """
+    def begin(self) -> None:
+        """Take a call up, whether or not it will be refused. Raises SessionOverError if there may be no more."""
         if self._over.done():
             raise SessionOverError(self._why())
         if self.counts["calls"] >= self._max_calls:
             self._stop(StopReason.MAX_TURNS, f"its {self._max_calls} calls of a policy are spent")
         self.counts["calls"] += 1
+
+    async def reply(self, call: ModelCall, echo: Echo, overrides: Sequence[str] = ()) -> ModelReply:
+        """Answer a call that was taken up.
+
+        Raises:
+            SessionOverError: the episode takes no more calls.
+            CallRefusedError: this one cannot be answered as it is.
+        """
         for setting in overrides:
             self.counts[f"overrides_{setting}"] += 1
         try:

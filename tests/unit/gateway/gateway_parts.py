@@ -1,0 +1,65 @@
+"""Episodes whose agent is a coroutine of a test that talks to the real gateway by HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from agentrl.envs.inline import InlineHost
+from agentrl.gateway.starting import LazyGateway
+from agentrl.protocols import Engine, ScaffoldContext
+from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.testing.builders import build_ticket
+from agentrl.testing.environments import FaultyOptions, faulty
+from agentrl.testing.recording_journal import RecordingJournal
+from agentrl.tokens.chat import ChatFormat
+from agentrl.types.episode import Episode
+from agentrl.types.generation import Sampling
+from agentrl.types.message import Message, Role, ToolCall
+from agentrl.types.program import GatewayAccess
+from agentrl.types.task import Limits
+
+LIMITS = Limits(max_turns=8, max_context_tokens=65536, max_reply_tokens=512, tool_s=30.0, total_s=120.0)
+CALL = Message(Role.ASSISTANT, "I look.", (ToolCall("", "query", {"sql": "select count from name"}),))
+ANSWER = Message(Role.ASSISTANT, "the count is 93")
+Agent = Callable[[GatewayAccess], Awaitable[Any]]
+
+
+class Calling:
+    """A scaffold that lets a coroutine call the gateway, and then answers the environment."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def run(self, context: ScaffoldContext) -> None:
+        await context.start()
+        async with context.gateway() as access:
+            await self._agent(access)
+            await context.step(ANSWER)
+
+
+async def play(
+    chat: ChatFormat,
+    engine: Engine,
+    agent: Agent,
+    gateway: LazyGateway | None = None,
+    agents: tuple[str, ...] = ("agent",),
+    **limits: Any,
+) -> Episode:
+    """One episode; a gateway of its own is closed behind it."""
+    bounds = replace(LIMITS, **limits)
+    served = gateway or LazyGateway()
+    players = {name: Player(f"policy-{name}", engine, chat, Sampling()) for name in agents}
+    host = InlineHost(faulty, FaultyOptions(), bounds.tool_s)
+    runner = EpisodeRunner(players, Calling(agent), host, Verifier(bounds.tool_s), RecordingJournal(), bounds, served)
+
+    async def nothing() -> None:
+        return
+
+    try:
+        return await runner.run(runner.open(build_ticket()), nothing)
+    finally:
+        if gateway is None:
+            await served.close()
