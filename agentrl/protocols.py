@@ -1,7 +1,4 @@
-"""Every seam of the platform on one page.
-
-Calls across components are coroutines over records of `agentrl.types`, safe to repeat, each with a configured deadline.
-"""
+"""Every seam on one page: coroutines over records of `agentrl.types`, safe to repeat, each with a deadline."""
 
 from __future__ import annotations
 
@@ -191,10 +188,7 @@ class SandboxHost(Closing, Protocol):
         """What sandboxes here really enforce."""
 
     async def open(self, spec: SandboxSpec, snapshot: str | None = None, beside: str | None = None) -> Sandbox:
-        """A sandbox, empty or with the files of a snapshot; `beside` is the handle of one that the caller has.
-
-        Raises EpisodeError if it cannot be had.
-        """
+        """A sandbox, empty or with a snapshot's files; `beside` is the handle of one that is there. Raises EpisodeError."""
 
     async def forget(self, snapshot: str) -> None:
         """Remove a snapshot; one that is gone already is no error. Those that are left end with the run."""
@@ -205,6 +199,10 @@ class SandboxHost(Closing, Protocol):
 
 class AgentContext(Protocol):
     """One agent's conversation with the policy that it acts by."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the conversation so far, the same when the episode is resumed."""
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Put messages behind the conversation and let the policy reply."""
@@ -227,7 +225,7 @@ class ScaffoldContext(AgentContext, Protocol):
         """The environment's opening."""
 
     async def step(self, action: Message) -> StepResult:
-        """Act: intents are committed before the environment sees them, results after."""
+        """Act: intents are committed before the environment sees them, results after. Calls of an empty id get one."""
 
     def gateway(self) -> AbstractAsyncContextManager[GatewayAccess]:
         """Let programs call the agents' policies by HTTP, within the block; such an episode is not resumed."""

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import NoReturn
 
 from agentrl.protocols import DurableEnvironment
@@ -19,7 +20,7 @@ from agentrl.types.environment import Opening, Recovery, StepResult, check_openi
 from agentrl.types.episode import Effect, StopReason
 from agentrl.types.errors import Boundary, EpisodeError, Failure, boundary, deadline
 from agentrl.types.generation import FinishReason
-from agentrl.types.message import Message, ToolSpec
+from agentrl.types.message import Message, ToolCall, ToolSpec
 from agentrl.types.program import GatewayAccess
 from agentrl.types.sandbox import Command, CommandResult
 from agentrl.types.task import Limits
@@ -42,6 +43,11 @@ class AgentTurns:
         self._record, self._session, self._log = record, session, log
         self._max_turns = max_turns
         self._num_turns = 0
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the conversation so far, the same when the episode is resumed."""
+        return self._session.context_tokens
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Put messages behind the conversation and let the policy reply."""
@@ -96,6 +102,7 @@ class Context:
         self._socket: str | None = None
         self._num_programs = 0
         self._random = random.Random(record.ticket.seed)
+        self._num_made_calls = 0
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -110,6 +117,11 @@ class Context:
             raise EpisodeOver
         return self._agents[name]
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the first agent's conversation so far."""
+        return self._first.context_tokens
+
     async def start(self) -> Opening:
         """The environment's opening."""
         with _ending(self._record):
@@ -122,17 +134,18 @@ class Context:
 
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Put messages behind the conversation and let the policy reply."""
-        return await next(iter(self._agents.values())).generate(messages, tools)
+        return await self._first.generate(messages, tools)
 
     async def rewrite(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Message:
         """Replace the conversation and let the policy reply, on a branch."""
-        return await next(iter(self._agents.values())).rewrite(messages, tools)
+        return await self._first.rewrite(messages, tools)
 
     async def step(self, action: Message) -> StepResult:
-        """Let the environment react to a reply."""
+        """Let the environment react to a reply, or to what the scaffold has made of it."""
         self._log.check_parking()
         if self._calls is not None:
             self._raise_end(self._calls)
+        action = replace(action, tool_calls=tuple(map(self._with_id, action.tool_calls)))
         intents = tuple(Effect(call.id, call) for call in action.tool_calls)
         await self._log.intended(intents)
         started = time.monotonic()
@@ -226,6 +239,18 @@ class Context:
     def random(self) -> random.Random:
         """Chance, seeded by the episode."""
         return self._random
+
+    @property
+    def _first(self) -> AgentTurns:
+        return next(iter(self._agents.values()))
+
+    def _with_id(self, call: ToolCall) -> ToolCall:
+        """The call; a made-up one gets an id: unique in the episode, the same when the scaffold is run again."""
+        if call.id:
+            return call
+        self._num_made_calls += 1
+        turn = self._record.num_turns - 1
+        return replace(call, id=f"{self._record.ticket.episode_id}/{turn}.s{self._num_made_calls - 1}")
 
     async def _act(self, action: Message) -> tuple[StepResult, bytes | None]:
         """The environment's reaction, and its state afterwards if it gives that away."""

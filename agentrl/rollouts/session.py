@@ -64,6 +64,11 @@ class Session:
         self._path: list[Node] = []
         self._branch = 0
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the context: all whole replies and what was put between them, on the present branch."""
+        return self._length
+
     async def generate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Reply:
         """Put messages behind the conversation and let the policy reply.
 
