@@ -1,4 +1,4 @@
-"""An environment of one short turn with a coin for a judge, and ways to misbehave."""
+"""An environment of one short turn, or a few, with a coin for a judge, and ways to misbehave."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class CoinOptions(ConfigModel):
     faults: tuple[str, ...] = ()
     every: int = 1
     is_flat: bool = False
+    turns: int = 1
     first_waits_for: int = 0  # the task, counted from 0, whose start lets the first one go on
 
 
@@ -39,6 +40,7 @@ class Coin:
         self._task = task
         self._is_flat = options.is_flat
         self._waits_for = 0 if task.ordinal else options.first_waits_for
+        self._turns_left = options.turns
         self._reply = ""
 
     async def start(self) -> Opening:
@@ -47,7 +49,8 @@ class Coin:
         return Opening((Message(Role.USER, f"count {self._task.ordinal}"),))
 
     async def step(self, action: Message) -> StepResult:
-        self._reply = action.content
+        self._reply += action.content
+        self._turns_left -= 1
         if self._fault == "raise":
             raise RuntimeError("the database is gone")
         if self._fault == "hang":
@@ -56,6 +59,8 @@ class Coin:
             os._exit(3)
         while _newest < self._waits_for:
             await asyncio.sleep(0.01)
+        if self._turns_left:
+            return StepResult((Message(Role.USER, f"{self._turns_left} more"),))
         return StepResult(is_done=True)
 
     async def score(self) -> Score:
