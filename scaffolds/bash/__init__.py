@@ -18,7 +18,8 @@ class Bash(Scaffold):
     """Runs the one bash block of every reply by a tool of the environment; a reply without a block is the answer.
 
     The tool is the opening's only one that needs exactly one argument, a string; the option `tool` names another.
-    `system_prompt` stands in place of the one that tells the format. A reply of several blocks is told the format.
+    A fence may say bash, sh, shell or nothing; other blocks are text. A reply with several blocks is told the format.
+    `system_prompt` stands in place of the one that tells the format.
 
     Example, in the environment ``terminal``: opening "Rename the csv file ..." -> reply "I look." and a block with
     ``ls`` -> call ``shell {"command": "ls"}`` -> user "Output: amber.csv" -> a block with ``mv amber.csv maple.csv`` ->
