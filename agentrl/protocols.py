@@ -188,7 +188,7 @@ class SandboxHost(Closing, Protocol):
         """What sandboxes here really enforce."""
 
     async def open(self, spec: SandboxSpec, snapshot: str | None = None, beside: str | None = None) -> Sandbox:
-        """A sandbox, empty or with a snapshot's files; `beside` is the handle of one that is there. Raises EpisodeError."""
+        """A sandbox, empty or of a snapshot; `beside` is the handle of one that the caller has. Raises EpisodeError."""
 
     async def forget(self, snapshot: str) -> None:
         """Remove a snapshot; one that is gone already is no error. Those that are left end with the run."""
