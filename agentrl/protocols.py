@@ -150,6 +150,13 @@ class Sandbox(Closing, Protocol):
     async def outcome(self, effect_id: str) -> CommandResult | None:
         """What became of a command, waiting for its end; None if it was never begun."""
 
+    async def stop(self, effect_id: str) -> None:
+        """End a command with all that it started, and wait for its end; `run` gives its result, ended STOPPED.
+
+        May be called while `run` waits, and twice. One that has ended stays as it is; one that was never begun will
+        not be. Raises EpisodeError.
+        """
+
     async def write(self, path: str, content: AsyncIterable[bytes]) -> None:
         """Write a file. Raises EpisodeError (boundary sandbox, kind files) if it cannot be."""
 

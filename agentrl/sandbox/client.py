@@ -32,6 +32,7 @@ from agentrl.sandbox.wire import (
     Request,
     Run,
     Snapshot,
+    Stop,
     Unpack,
     Write,
 )
@@ -139,6 +140,10 @@ class KeptSandboxClient:
         """What became of a command, None if it was never begun."""
         return (await self._call(Outcome(effect_id), _CALL_S + FILES_S)).result
 
+    async def stop(self, effect_id: str) -> None:
+        """End a command; asked by a connection of its own, since `run` may be waiting on the sandbox's."""
+        await _ask(self._path, Stop(self._handle, self._token, effect_id), _CALL_S + _SLACK_S)
+
     async def write(self, path: str, content: AsyncIterable[bytes]) -> None:
         """Write a file."""
         await self._call(Write(path), FILES_S + _SLACK_S, content)
@@ -230,7 +235,7 @@ class KeeperHost:
 
     async def guarantees(self) -> frozenset[Guarantee]:
         """What sandboxes here really enforce. Raises EpisodeError if the keeper is gone."""
-        return (await self._ask(Describe())).guarantees
+        return (await _ask(self._path, Describe(), _CALL_S)).guarantees
 
     async def open(
         self, spec: SandboxSpec, snapshot: str | None = None, beside: str | None = None
@@ -244,18 +249,10 @@ class KeeperHost:
 
     async def forget(self, snapshot: str) -> None:
         """Remove a snapshot."""
-        await self._ask(Forget(snapshot))
+        await _ask(self._path, Forget(snapshot), _CALL_S)
 
     async def close(self) -> None:
         """Nothing is held on this side."""
-
-    async def _ask(self, call: Request) -> Answer:
-        """The answer to a call that is about no sandbox."""
-        connection = await KeeperConnection.open(self._path)
-        try:
-            return await connection.call(call, _CALL_S)
-        finally:
-            await connection.close()
 
     async def _begin(self, call: Request, token: int, deadline_s: float) -> KeptSandboxClient:
         connection = await KeeperConnection.open(self._path)
@@ -265,6 +262,15 @@ class KeeperHost:
 
 
 _OPEN_S = 3600.0  # the keeper has the deadline
+
+
+async def _ask(path: Path, call: Request, deadline_s: float) -> Answer:
+    """The answer to a call that needs no sandbox on its connection. Raises EpisodeError."""
+    connection = await KeeperConnection.open(path)
+    try:
+        return await connection.call(call, deadline_s)
+    finally:
+        await connection.close()
 
 
 def _socket_of_run() -> Path:

@@ -51,6 +51,8 @@ class EffectLog:
         """Whoever else uses the place holds `lock` meanwhile; commands and how they ended go into `counts`."""
         self._place, self._lock, self._counts = place, lock, counts
         self._effects: dict[str, asyncio.Task[CommandResult]] = {}
+        self._stops: dict[str, asyncio.Timeout] = {}
+        self._stopped: set[str] = set()
 
     async def run(self, effect_id: str, command: Command) -> CommandResult:
         """What the command gives, or gave when it was begun under this id; goes on when its caller is gone.
@@ -58,13 +60,24 @@ class EffectLog:
         Waits for: the command, and those before it. Unblocked by: its end or its deadline.
         """
         if effect_id not in self._effects:
-            self._effects[effect_id] = asyncio.create_task(self._run(command), name=f"effect-{effect_id}")
+            self._effects[effect_id] = asyncio.create_task(self._run(effect_id, command), name=f"effect-{effect_id}")
         return await _result(self._effects[effect_id])
 
     async def outcome(self, effect_id: str) -> CommandResult | None:
         """What became of an effect, None if it was never begun. Waits and is unblocked as `run`."""
         known = self._effects.get(effect_id)
         return None if known is None else await _result(known)
+
+    async def stop(self, effect_id: str) -> None:
+        """End a command as its deadline would, also one that waits for others; one that was never begun will not be.
+
+        Waits for: its end. Unblocked by: that, since it is killed.
+        """
+        if effect_id in self._stops and effect_id not in self._stopped:
+            self._stops[effect_id].reschedule(asyncio.get_running_loop().time())
+        self._stopped.add(effect_id)
+        if effect_id in self._effects:
+            await asyncio.wait({self._effects[effect_id]})
 
     async def end(self) -> None:
         """Kill what runs."""
@@ -73,19 +86,31 @@ class EffectLog:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _run(self, command: Command) -> CommandResult:
-        async with self._lock:
-            self._counts["commands"] += 1
-            output, started = Capture(command.max_output_bytes), time.monotonic()
+    async def _run(self, effect_id: str, command: Command) -> CommandResult:
+        output, begun = Capture(command.max_output_bytes), time.monotonic()
+        if effect_id not in self._stopped:
             try:
-                async with asyncio.timeout(command.timeout_s):
-                    ended = await self._place.run(command, _whole(command.stdin), output)
-            except TimeoutError:
-                self._counts["timeouts"] += 1
-                return output.result(_KILLED, time.monotonic() - started, Ended.TIMEOUT)
-            self._counts["out_of_memory"] += ended.is_out_of_memory
-            how = Ended.MEMORY if ended.is_out_of_memory else Ended.EXITED
-            return output.result(ended.code, time.monotonic() - started, how)
+                async with asyncio.timeout(None) as self._stops[effect_id], self._lock:
+                    begun = time.monotonic()
+                    return await self._carry_out(command, output, begun)
+            except TimeoutError:  # by `stop`, which sets the deadline
+                pass
+            finally:
+                del self._stops[effect_id]
+        self._counts["stopped"] += 1
+        return output.result(_KILLED, time.monotonic() - begun, Ended.STOPPED)
+
+    async def _carry_out(self, command: Command, output: Capture, begun: float) -> CommandResult:
+        self._counts["commands"] += 1
+        try:
+            async with asyncio.timeout(command.timeout_s):
+                ended = await self._place.run(command, _whole(command.stdin), output)
+        except TimeoutError:
+            self._counts["timeouts"] += 1
+            return output.result(_KILLED, time.monotonic() - begun, Ended.TIMEOUT)
+        self._counts["out_of_memory"] += ended.is_out_of_memory
+        how = Ended.MEMORY if ended.is_out_of_memory else Ended.EXITED
+        return output.result(ended.code, time.monotonic() - begun, how)
 
 
 async def _result(effect: asyncio.Task[CommandResult]) -> CommandResult:

@@ -49,6 +49,7 @@ from agentrl.sandbox.wire import (
     Request,
     Run,
     Snapshot,
+    Stop,
     Unpack,
     Write,
 )
@@ -120,6 +121,9 @@ class _User:
                 return Answer(guarantees=self._table.backend.guarantees)
             case Forget():
                 await self._table.backend.forget(call.snapshot)
+                return Answer()
+            case Stop():
+                await self._table.held(call.handle, call.token).effects.stop(call.effect_id)
                 return Answer()
             case Open():
                 return self._use(await self._table.open(call.spec, call.snapshot, call.beside), 0)

@@ -20,7 +20,7 @@ from agentrl.types.sandbox import SandboxSpec
 _CLOSE_S, _SNAPSHOT_S = 60.0, 120.0
 UNKNOWN_S = 10.0
 """How long a sandbox waits for who opened it to come back, as long as nobody else knows its handle."""
-COUNTED = ("opened", "opened_warm", "attached", "abandoned", "commands", "timeouts", "out_of_memory")
+COUNTED = ("opened", "opened_warm", "attached", "abandoned", "commands", "timeouts", "stopped", "out_of_memory")
 _log = logging.getLogger(__name__)
 
 
@@ -154,13 +154,17 @@ class SandboxTable:
 
     def attach(self, handle: str, token: int) -> KeptSandbox:
         """A live sandbox for the holder of a token. Raises EpisodeError (boundary sandbox, kinds lost and fenced)."""
-        kept = self._kept.get(handle)
-        if kept is None:
-            raise EpisodeError(Boundary.SANDBOX, "lost", f"no sandbox {handle} lives here any more")
+        kept = self._find(handle)
         if token < kept.token:
             kept.check(token)
         kept.token = token
         self.counts["attached"] += 1
+        return kept
+
+    def held(self, handle: str, token: int) -> KeptSandbox:
+        """A live sandbox for who has it already. Raises EpisodeError (boundary sandbox, kinds lost and fenced)."""
+        kept = self._find(handle)
+        kept.check(token)
         return kept
 
     async def snapshot(self, kept: KeptSandbox) -> str:
@@ -193,6 +197,11 @@ class SandboxTable:
             _log.warning("sandbox %s is ended, nobody came back to it", kept.handle)
             self.counts["abandoned"] += 1
             await self.end(kept)
+
+    def _find(self, handle: str) -> KeptSandbox:
+        if handle not in self._kept:
+            raise EpisodeError(Boundary.SANDBOX, "lost", f"no sandbox {handle} lives here any more")
+        return self._kept[handle]
 
     async def close(self) -> None:
         """End all."""

@@ -53,6 +53,14 @@ class Outcome(Request, frozen=True, tag="outcome"):
     effect_id: str
 
 
+class Stop(Request, frozen=True, tag="stop"):
+    """End a command of a sandbox that the caller has by another connection, on which the command is waited for."""
+
+    handle: str
+    token: int
+    effect_id: str
+
+
 class Write(Request, frozen=True, tag="write"):
     """Write a file from the frames that follow."""
 
@@ -112,6 +120,7 @@ Call = (
     | Attach
     | Run
     | Outcome
+    | Stop
     | Write
     | Read
     | Unpack

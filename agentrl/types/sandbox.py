@@ -97,6 +97,8 @@ class Ended(StrEnum):
     """By itself: its exit code is its own, or 128 + the number of a signal that one of its own processes sent."""
     TIMEOUT = "timeout"
     """Killed at its deadline."""
+    STOPPED = "stopped"
+    """Killed, or never begun, because it was asked to be."""
     MEMORY = "memory"
     """The kernel killed a process of it because the sandbox's memory was used up."""
 

@@ -61,6 +61,43 @@ async def test_a_command_is_killed_at_its_deadline(log: EffectLog, place: Script
     assert (counts["commands"], counts["timeouts"]) == (2, 1)
 
 
+async def test_a_command_that_is_stopped_is_killed_and_keeps_that_result(
+    log: EffectLog, place: ScriptedPlace, counts: Counter[str]
+) -> None:
+    running = asyncio.create_task(log.run("a", Command(("hang",), timeout_s=600)))
+    await place.hanging.wait()
+    await asyncio.gather(log.stop("a"), log.stop("a"))
+    assert place.killed == 1, "it had not ended when it was told to have"
+    result = await running
+    assert (result.ended, result.exit_code) == (Ended.STOPPED, 137)
+    await log.stop("a")
+    assert await log.run("a", Command(("hang",), timeout_s=600)) is result
+    assert (await log.run("b", Command(("say", "on")))).stdout == b"on"
+    assert (counts["stopped"], counts["timeouts"], counts["commands"]) == (1, 0, 2)
+
+
+async def test_a_command_that_has_ended_keeps_its_result_when_it_is_stopped(log: EffectLog) -> None:
+    result = await log.run("a", Command(("say", "hello")))
+    await log.stop("a")
+    assert await log.run("a", Command(("say", "hello"))) is result
+    assert result.ended is Ended.EXITED
+
+
+async def test_a_command_that_is_stopped_before_it_began_never_begins(log: EffectLog, place: ScriptedPlace) -> None:
+    await log.stop("early")
+    assert (await log.run("early", Command(("say", "hello")))).ended is Ended.STOPPED
+    running = asyncio.create_task(log.run("a", Command(("hang",), timeout_s=600)))
+    await place.hanging.wait()
+    queued = asyncio.create_task(log.run("b", Command(("say", "hello"))))
+    await asyncio.sleep(0)
+    await log.stop("b")
+    assert (await queued).ended is Ended.STOPPED
+    assert not running.done(), "another command was stopped"
+    await log.stop("a")
+    assert (await running).ended is Ended.STOPPED
+    assert place.commands == [("hang",)]
+
+
 async def test_commands_of_one_sandbox_follow_each_other(log: EffectLog, place: ScriptedPlace) -> None:
     hanging = asyncio.create_task(log.run("a", Command(("hang",), timeout_s=0.05)))
     await place.hanging.wait()
