@@ -125,7 +125,18 @@ class SnapshotEnvironment(Environment, Protocol):
         """The whole state."""
 
 
-class DurableEnvironment(AttachableEnvironment, SnapshotEnvironment, Protocol):
+@runtime_checkable
+class ProgramEnvironment(Environment, Protocol):
+    """An environment in whose sandbox a scaffold runs programs."""
+
+    async def run(self, command: Command, effect_id: str) -> CommandResult:
+        """Run a scaffold's program in the agent's sandbox, at most once under this id. Raises EpisodeError."""
+
+    async def stop(self, effect_id: str) -> None:
+        """End such a program, also while `run` waits for it, which gives its result then. Raises EpisodeError."""
+
+
+class DurableEnvironment(AttachableEnvironment, SnapshotEnvironment, ProgramEnvironment, Protocol):
     """An environment as episodes see it; which of the further calls it serves, its host's `description` says."""
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.protocols import AttachableEnvironment, Environment, SnapshotEnvironment
+from agentrl.protocols import AttachableEnvironment, Environment, ProgramEnvironment, SnapshotEnvironment
 from agentrl.types.environment import Opening, Score, StepResult
+from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.message import Message
+from agentrl.types.sandbox import Command, CommandResult
 
 
 def attachable(environment: Environment) -> AttachableEnvironment:
@@ -23,8 +25,28 @@ def snapshotting(environment: Environment) -> SnapshotEnvironment:
     return environment
 
 
+def running_programs(environment: Environment) -> ProgramEnvironment:
+    """The environment as one that runs programs. Raises EpisodeError (boundary environment, kind no_sandbox)."""
+    if not isinstance(environment, ProgramEnvironment):
+        raise no_sandbox(f"{type(environment).__name__} has none")
+    return environment
+
+
+def no_sandbox(why: str) -> EpisodeError:
+    """The failure of an episode whose scaffold runs a program where there is no sandbox for it."""
+    return EpisodeError(
+        Boundary.ENVIRONMENT,
+        "no_sandbox",
+        f"a scaffold's program runs in the sandbox of its environment, and {why}; play it in an environment that is a "
+        "SandboxEnvironment (agentrl.envs.sandboxed), placed inline, in a process or in a venv",
+    )
+
+
 class WholeEnvironment:
-    """An environment of this process as a `DurableEnvironment`; what it cannot do raises TypeError."""
+    """An environment of this process as a `DurableEnvironment`; what it cannot do raises TypeError.
+
+    Without a sandbox for programs it raises EpisodeError, since that is a scaffold's wish and not a declaration's.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -60,3 +82,11 @@ class WholeEnvironment:
     async def snapshot(self) -> bytes:
         """The whole state."""
         return await snapshotting(self._environment).snapshot()
+
+    async def run(self, command: Command, effect_id: str) -> CommandResult:
+        """What a scaffold's program gives."""
+        return await running_programs(self._environment).run(command, effect_id)
+
+    async def stop(self, effect_id: str) -> None:
+        """End such a program."""
+        await running_programs(self._environment).stop(effect_id)

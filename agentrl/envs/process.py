@@ -15,8 +15,9 @@ import msgspec
 from agentrl.envs.starting import WorkerCommand, start_worker
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.types.environment import EnvironmentDescription, Opening, Origin, Score, StepResult
-from agentrl.types.errors import Boundary, ConfigError, EpisodeError, Failure
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError, Failure, deadline
 from agentrl.types.message import Message
+from agentrl.types.sandbox import Command, CommandResult
 from agentrl.types.task import Split, Task
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_WARM = 256
 """Workers that wait for an episode, unless a run or a server says how many it has room for."""
+_PROGRAM_SLACK_S = 90.0  # behind a program's own deadline, which its sandbox holds; more than the sandbox's client has
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +39,7 @@ class ProcessEnvironment:
     def __init__(self, worker: ChildProcess, call_s: float) -> None:
         self._worker, self._call_s = worker, call_s
         self.is_spoiled = False
+        self._program: tuple[str, asyncio.Event] | None = None  # the id of the one that runs, and its end
 
     async def sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:
         """Tasks of the environment, which need no instance."""
@@ -74,6 +77,31 @@ class ProcessEnvironment:
     async def snapshot(self) -> bytes:
         """The whole state."""
         return await self._call("snapshot", result=bytes)
+
+    async def run(self, command: Command, effect_id: str) -> CommandResult:
+        """What a scaffold's program gives; one that is given up is stopped."""
+        limit_s = command.timeout_s + _PROGRAM_SLACK_S
+        self._program = effect_id, asyncio.Event()
+        try:
+            return await self._call("run", command, effect_id, result=CommandResult, limit_s=limit_s)
+        except asyncio.CancelledError:
+            await self._worker.tell("stop", effect_id, deadline_s=self._call_s)
+            self.is_spoiled = False  # it waits for the sandbox alone, and answers the next call once that has stopped
+            raise
+        finally:
+            self._program[1].set()
+            self._program = None
+
+    async def stop(self, effect_id: str) -> None:
+        """End such a program. Waits for: its result. Unblocked by: that, or a call's deadline."""
+        if self._program is None:
+            await self._call("stop", effect_id, result=type(None))
+            return
+        running, has_ended = self._program
+        await self._worker.tell("stop", effect_id, deadline_s=self._call_s)
+        if running == effect_id:
+            async with deadline("environment.stop", self._call_s):
+                await has_ended.wait()
 
     async def close(self) -> None:
         """Free the environment."""

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from agentrl.envs.abilities import no_sandbox
 from agentrl.envs.connection import Address, ServerConnection
 from agentrl.envs.servers import ServerPool
 from agentrl.envs.wire import (
@@ -27,6 +28,7 @@ from agentrl.envs.wire import (
 from agentrl.types.environment import EnvironmentDescription, Opening, Origin, Score, StepResult
 from agentrl.types.errors import EpisodeError
 from agentrl.types.message import Message
+from agentrl.types.sandbox import Command, CommandResult
 from agentrl.types.task import Split, Task
 
 _CLOSE_S = 5.0
@@ -79,6 +81,14 @@ class RemoteEnvironment:
         """The whole state."""
         state: bytes = await self._call(Snapshot)
         return state
+
+    async def run(self, command: Command, effect_id: str) -> CommandResult:
+        """Refused: a server's sandboxes reach no gateway of this machine."""
+        raise no_sandbox("this one is on a server")
+
+    async def stop(self, effect_id: str) -> None:
+        """Refused as `run` is."""
+        raise no_sandbox("this one is on a server")
 
     async def close(self) -> None:
         """End the session unless it was left alive; the server ends one behind a call that is under way."""

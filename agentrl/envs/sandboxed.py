@@ -34,6 +34,7 @@ gives its result as if it had just ended.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -44,11 +45,13 @@ from agentrl import codec
 from agentrl.envs.authoring import Gold, Options, ToolEnvironment, define
 from agentrl.envs.definition import EnvironmentDefinition, Expert, NoOptions
 from agentrl.envs.rows import TaskSource
+from agentrl.envs.tools import ToolMethod
 from agentrl.protocols import Sandbox
 from agentrl.sandbox.archives import files_of, read_file, write_file, write_files
 from agentrl.sandbox.client import KeeperHost
+from agentrl.sandbox.wire import GATEWAY_VARIABLE
 from agentrl.types.environment import Opening, StepResult
-from agentrl.types.errors import Boundary, EpisodeError
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.message import Message
 from agentrl.types.sandbox import Command, CommandResult, SandboxSpec
 from agentrl.types.task import Task
@@ -94,6 +97,14 @@ class SandboxEnvironment(ToolEnvironment[Options]):
         self._num_commands += 1
         return await self.sandbox.run(command, effect_id)
 
+    async def run(self, command: Command, effect_id: str) -> CommandResult:
+        """Run a scaffold's program in the agent's sandbox, at most once under this id. Raises EpisodeError."""
+        return await self.sandbox.run(command, effect_id)
+
+    async def stop(self, effect_id: str) -> None:
+        """End such a program. Raises EpisodeError."""
+        await self.sandbox.stop(effect_id)
+
     @asynccontextmanager
     async def fresh(self, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
         """One more sandbox, where the agent never was; ended with the block. Raises EpisodeError."""
@@ -104,8 +115,10 @@ class SandboxEnvironment(ToolEnvironment[Options]):
             await sandbox.close()
 
     async def start(self) -> Opening:
-        """Open and furnish the sandbox, and pose the task."""
-        self.sandbox = await KeeperHost.of_run().open(self.spec())
+        """Open and furnish the sandbox, from which the run's gateway is reached if it has one, and pose the task."""
+        spec = self.spec()
+        gateway = spec.gateway or os.environ.get(GATEWAY_VARIABLE)
+        self.sandbox = await KeeperHost.of_run().open(replace(spec, gateway=gateway))
         await self.furnish()
         await self._keep_state()
         return await super().start()
@@ -171,8 +184,15 @@ def define_sandboxed(
     """The definition to be registered, as `define` makes it; its episodes go on in live sandboxes.
 
     Raises:
-        ConfigError: the class has no docstring, or a tool's hints cannot become a schema.
+        ConfigError: the class has no docstring, a tool's hints cannot become a schema, or a tool is named ``run`` or
+            ``stop``, by which scaffolds' programs are run.
     """
+    for hidden in ("run", "stop"):
+        if isinstance(getattr(environment, hidden), ToolMethod):
+            raise ConfigError(
+                f"environment '{name}': {environment.__name__} has a tool named {hidden}, which hides the method by "
+                "which programs of scaffolds are run; give it another name"
+            )
 
     async def reattached(options: Options, task: Task, handle: str, token: int) -> SandboxEnvironment[Options]:
         instance = environment(options, task)

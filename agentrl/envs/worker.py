@@ -13,7 +13,7 @@ import msgspec
 
 import agentrl
 from agentrl.config.base import ConfigModel
-from agentrl.envs.abilities import attachable, snapshotting
+from agentrl.envs.abilities import attachable, running_programs, snapshotting
 from agentrl.envs.definition import EnvironmentDefinition, load_environment
 from agentrl.process.server import serve
 from agentrl.protocols import Environment
@@ -28,6 +28,7 @@ from agentrl.types.environment import (
     check_step,
 )
 from agentrl.types.message import Message
+from agentrl.types.sandbox import Command, CommandResult
 from agentrl.types.task import Split, Task
 
 T = TypeVar("T")
@@ -90,6 +91,14 @@ class EnvironmentWorker:
         """The whole state."""
         return await _value(snapshotting(self._present()).snapshot())
 
+    async def run(self, command: Command, effect_id: str) -> CommandResult:
+        """What a scaffold's program gives."""
+        return await _value(running_programs(self._present()).run(command, effect_id))
+
+    async def stop(self, effect_id: str) -> None:
+        """End such a program; called beside `run`."""
+        await _end(running_programs(self._present()).stop(effect_id))
+
     async def close(self) -> None:
         """Free the environment."""
         environment, self._environment = self._environment, None
@@ -118,7 +127,7 @@ async def _end(result: Awaitable[None] | None) -> None:
 def main() -> None:
     """Entry of the child: ``python -m agentrl.envs.worker NAME OPTIONS_JSON FD``."""
     name, options, fd = sys.argv[1:]
-    serve(EnvironmentWorker(name, msgspec.json.decode(options)), int(fd))
+    serve(EnvironmentWorker(name, msgspec.json.decode(options)), int(fd), beside=frozenset({"stop"}))
 
 
 if __name__ == "__main__":

@@ -46,9 +46,9 @@ class ProcessDiedError(AgentRLError):
 class ChildProcess:
     """A Python child that serves one object, with its output in a log file, or where this process has its own.
 
-    One call at a time. A call that misses its deadline leaves the child in an unknown state, so the
-    caller must `kill` it; `kill` takes the child's whole process group and always succeeds. A call that was given up
-    goes on in the child; the next one waits for its end, and its answer is nobody's.
+    One call at a time, and what `tell` says beside it. A call that misses its deadline leaves the child in an unknown
+    state, so the caller must `kill` it; `kill` takes the child's whole process group and always succeeds. A call that
+    was given up goes on in the child; the next one waits for its end, and its answer is nobody's.
 
     Example: ``await ChildProcess.start("trainer-0", [*CHILD, "agentrl.trainer.rank"], log)``; the child
     finds the number of its socket as the last argument.
@@ -115,6 +115,16 @@ class ChildProcess:
             await self._wait_for_end()
             raise ProcessDiedError(self.describe_end(method)) from None
         return _decode_reply(self.name, method, reply, result)
+
+    async def tell(self, method: str, *arguments: object, deadline_s: float) -> None:
+        """Call a method, also while another call is under way; its answer is nobody's. One that is gone hears nothing.
+
+        Waits for: the call to be sent. Unblocked by: that, the child's end, the deadline.
+        """
+        request = encode_call(method, arguments)
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._send(HEADER.pack(len(request), next(self._numbers)), request)
 
     async def _send(self, header: bytes, request: bytes) -> None:
         """Waits for: the child, until it has read all. Unblocked by: that, its end, or `kill`."""

@@ -24,6 +24,7 @@ from agentrl.types.environment import Opening, Origin, Recovery, Score, StepResu
 from agentrl.types.episode import Effect
 from agentrl.types.errors import Boundary, EpisodeError, boundary, deadline
 from agentrl.types.message import Message
+from agentrl.types.sandbox import Command, CommandResult
 from agentrl.types.task import Task
 
 _log = logging.getLogger(__name__)
@@ -135,6 +136,14 @@ class ResumedEnvironment:
     async def snapshot(self) -> bytes:
         """The whole state; during replay the recorded one stands for it."""
         return await self._instance.snapshot() if self._snapshot is None else self._snapshot
+
+    async def run(self, command: Command, effect_id: str) -> CommandResult:
+        """What a scaffold's program gives."""
+        return await self._instance.run(command, effect_id)
+
+    async def stop(self, effect_id: str) -> None:
+        """End such a program."""
+        await self._instance.stop(effect_id)
 
     async def _replay(self, recorded: StepResultRecorded, action: Message) -> StepResult:
         _check_same(recorded.effects, action)

@@ -286,7 +286,9 @@ def _limits(spec: SandboxSpec, user: str) -> dict[str, Any]:
 
 def missing_on(url: str, info: dict[str, Any]) -> dict[Guarantee, str]:
     """What an engine does not enforce, by its own words."""
-    missing = {Guarantee.ALLOWLIST: "a container of this backend has no network at all"}
+    missing = dict.fromkeys(
+        (Guarantee.ALLOWLIST, Guarantee.GATEWAY), "a container of this backend has no network at all; use bwrap"
+    )
     for guarantee, features in _FEATURES.items():
         lacking = [feature for feature in features if not info.get(feature)]
         if lacking:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from agentrl.config.base import ConfigModel
 from agentrl.sandbox.backend import BackendDefinition, Exit, Output
+from agentrl.sandbox.network import gateway_variables
+from agentrl.sandbox.relay import Relay, to_unix_socket
 from agentrl.sandbox.streams import ENTER, carry, gone, start_program
 from agentrl.types.sandbox import WORKSPACE, Command, Guarantee, SandboxSpec
 
@@ -29,7 +32,7 @@ class LocalBackend:
     """Gives each sandbox a folder and nothing else."""
 
     root: Path
-    guarantees: frozenset[Guarantee] = frozenset()
+    guarantees: frozenset[Guarantee] = frozenset({Guarantee.GATEWAY})
     missing: Mapping[Guarantee, str] = field(default_factory=lambda: dict.fromkeys(Guarantee, _NOTHING))
 
     async def create(self, spec: SandboxSpec, snapshot: str | None = None) -> LocalPlace:
@@ -63,10 +66,17 @@ class LocalPlace:
 
     async def run(self, command: Command, stdin: AsyncIterator[bytes], output: Output) -> Exit:
         """Run a command in a process group of its own, which is killed at its end."""
-        home = str(self._folder)
-        environment = {**os.environ, "HOME": home, **self._spec.environment, **command.environment}
+        home, relay = str(self._folder), Relay()
         words = [self._here(word) for word in (command.folder, *command.arguments)]
-        process = await start_program(("/bin/sh", "-c", ENTER, "sh", *words), environment, home)
+        try:
+            network = await self._reach_gateway(relay)
+            environment = {**os.environ, "HOME": home, **network, **self._spec.environment, **command.environment}
+            process = await start_program(("/bin/sh", "-c", ENTER, "sh", *words), environment, home)
+            return await self._carried(process, stdin, output)
+        finally:
+            relay.end()
+
+    async def _carried(self, process: asyncio.subprocess.Process, stdin: AsyncIterator[bytes], output: Output) -> Exit:
         try:
             code = await carry(process, stdin, output)
         finally:
@@ -74,6 +84,16 @@ class LocalPlace:
                 os.killpg(process.pid, signal.SIGKILL)
             await asyncio.shield(gone(process))
         return Exit(code if code >= 0 else 128 - code)
+
+    async def _reach_gateway(self, relay: Relay) -> Mapping[str, str]:
+        """Variables that tell a command of the gateway, which is carried from a port of this machine's loopback."""
+        if self._spec.gateway is None:
+            return {}
+        listener = socket.create_server(("127.0.0.1", 0))
+        await relay.listen(listener, to_unix_socket(self._spec.gateway))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy", "")
+        return gateway_variables(url, known)
 
     async def snapshot(self, name: str) -> None:
         """Copy the folder."""

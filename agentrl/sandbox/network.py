@@ -7,18 +7,15 @@ network namespace, and carries what comes to them. There is no other way out, si
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from agentrl.sandbox import mounts
-from agentrl.types.sandbox import SandboxSpec
+from agentrl.sandbox.relay import CONNECT_S, Relay, Serve, carry_both, to_unix_socket
+from agentrl.types.sandbox import GATEWAY_URL_VARIABLE, SandboxSpec
 
+_LOOPBACK = "127.0.0.1,localhost"
 _PROXY_PORT, _GATEWAY_PORT = 3128, 3129
-_CONNECT_S, _CHUNK_BYTES = 30.0, 65536
-_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-_Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 class SandboxNetwork:
@@ -26,49 +23,34 @@ class SandboxNetwork:
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._allowed, self._gateway = frozenset(spec.allow), spec.gateway
-        self._servers: list[asyncio.Server] = []
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._relay = Relay()
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Variables that tell programs of them."""
         proxy, gateway = (f"http://127.0.0.1:{port}" for port in (_PROXY_PORT, _GATEWAY_PORT))
-        names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy") if self._allowed else ()
-        return {**dict.fromkeys(names, proxy), **({"AGENTRL_GATEWAY": gateway} if self._gateway else {})}
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+        variables = dict.fromkeys(names, proxy) if self._allowed else {}
+        return {**variables, **(gateway_variables(gateway) if self._gateway else {})}
 
     async def begin(self, pid: int) -> None:
         """Listen in the network of a process. Raises OSError."""
         if self._allowed:
             await self._listen(pid, _PROXY_PORT, self._serve_proxy)
         if self._gateway is not None:
-            await self._listen(pid, _GATEWAY_PORT, self._serve_gateway)
+            await self._listen(pid, _GATEWAY_PORT, to_unix_socket(self._gateway))
 
     def end(self) -> None:
         """Listen no more, and cut what is being carried."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        for task in self._carrying:
-            task.cancel()
+        self._relay.end()
 
-    async def _listen(self, pid: int, port: int, serve: _Serve) -> None:
+    async def _listen(self, pid: int, port: int, serve: Serve) -> None:
         listener = mounts.in_network_of(pid, lambda: socket.create_server(("127.0.0.1", port)))
-        self._servers.append(await asyncio.start_server(lambda r, w: self._begin(serve(r, w), w), sock=listener))
-
-    def _begin(self, work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(_closing(work, writer), name="sandbox-connection")
-        self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
-
-    async def _serve_gateway(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert self._gateway is not None
-        async with asyncio.timeout(_CONNECT_S):
-            other = await asyncio.open_unix_connection(self._gateway)
-        await _carry_both((reader, writer), other)
+        await self._relay.listen(listener, serve)
 
     async def _serve_proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request of HTTP's CONNECT; anything else is refused, so that no address is reached unchecked."""
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout(CONNECT_S):
             head = await reader.readuntil(b"\r\n\r\n")
         method, _, rest = head.decode("latin-1").partition(" ")
         target = rest.partition(" ")[0]
@@ -81,40 +63,20 @@ class SandboxNetwork:
             return
         host, _, port = target.rpartition(":")
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(CONNECT_S):
                 other = await asyncio.open_connection(host.strip("[]"), int(port))
         except (OSError, TimeoutError):
             writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             await writer.drain()
             return
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await _carry_both((reader, writer), other)
+        await carry_both((reader, writer), other)
 
 
-async def _closing(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
-    try:
-        # A peer that goes away, or says nothing that is HTTP, ends its connection and nothing else.
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            await work
-    finally:
-        writer.close()
+def gateway_variables(url: str, without_proxy: str = "") -> Mapping[str, str]:
+    """Variables that tell programs of a gateway on their loopback, which they then reach without a proxy.
 
-
-async def _carry_both(one: _Streams, other: _Streams) -> None:
-    """Carry bytes both ways. Waits for: the end of both. Unblocked by: these, or the command's end."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_carry(one[0], other[1]))
-            group.create_task(_carry(other[0], one[1]))
-    except* OSError:
-        pass
-    finally:
-        other[1].close()
-
-
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_CHUNK_BYTES):
-        writer.write(data)
-        await writer.drain()
-    if writer.can_write_eof():
-        writer.write_eof()
+    `without_proxy` names what else they are to reach so.
+    """
+    hosts = f"{without_proxy},{_LOOPBACK}" if without_proxy else _LOOPBACK
+    return {GATEWAY_URL_VARIABLE: url, "NO_PROXY": hosts, "no_proxy": hosts}

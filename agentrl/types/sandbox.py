@@ -9,6 +9,9 @@ from enum import StrEnum
 WORKSPACE = "/workspace"
 """Folder of a sandbox in which commands start and which they may write."""
 
+GATEWAY_URL_VARIABLE = "AGENTRL_GATEWAY"
+"""Environment variable of commands with the URL of the gateway, in a sandbox whose spec has one."""
+
 
 class Guarantee(StrEnum):
     """Something that a sandbox keeps whatever a command does."""
@@ -28,7 +31,9 @@ class Guarantee(StrEnum):
     DISK = "disk"
     """The bytes of all files together are bounded."""
     ALLOWLIST = "allowlist"
-    """Single addresses can be allowed, and a gateway be reached, while all else stays out of reach."""
+    """Single addresses can be allowed while all else stays out of reach."""
+    GATEWAY = "gateway"
+    """A gateway can be reached; whether anything else can, `NETWORK` says."""
 
 
 ISOLATED = frozenset({Guarantee.FILES, Guarantee.NETWORK, Guarantee.TREE})
@@ -67,7 +72,8 @@ class SandboxSpec:
             Guarantee.PROCESSES: self.processes is not None,
             Guarantee.CPU: self.cpus is not None,
             Guarantee.DISK: self.disk_bytes is not None,
-            Guarantee.ALLOWLIST: bool(self.allow) or self.gateway is not None,
+            Guarantee.ALLOWLIST: bool(self.allow),
+            Guarantee.GATEWAY: self.gateway is not None,
         }
         return self.needs | {guarantee for guarantee, is_asked in limits.items() if is_asked}
 

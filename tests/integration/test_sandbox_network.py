@@ -4,6 +4,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -80,17 +81,39 @@ async def test_only_allowed_addresses_are_reached_and_only_through_the_proxy(hos
     assert "403" in plain, "the proxy carries what it does not check"
 
 
-async def test_the_gateway_alone_is_reached(host: KeeperHost, server: str) -> None:
+@asynccontextmanager
+async def gateway() -> AsyncIterator[str]:
+    """The path of a gateway's socket, which keepers of every user may use."""
     with tempfile.TemporaryDirectory(prefix="gateway-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
-        path = f"{folder}/socket"
+        path = Path(folder, "socket")
         async with await asyncio.start_unix_server(answer, path):
-            Path(path).chmod(0o777)
-            sandbox = await host.open(SandboxSpec(gateway=path))
-            program = "import os, sys; sys.argv.append(os.environ['AGENTRL_GATEWAY'])" + FETCH
-            direct, gateway = json.loads(await said(sandbox, program, f"http://{server}/"))
-    assert gateway == "hello"
+            path.chmod(0o777)
+            yield str(path)
+
+
+CALL_GATEWAY = "import os, sys; sys.argv.append(os.environ['AGENTRL_GATEWAY'])" + FETCH
+
+
+async def test_the_gateway_alone_is_reached(host: KeeperHost, server: str) -> None:
+    async with gateway() as path:
+        sandbox = await host.open(SandboxSpec(gateway=path))
+        direct, answered = json.loads(await said(sandbox, CALL_GATEWAY, f"http://{server}/"))
+    assert answered == "hello"
     assert "refused" in direct
+
+
+async def test_the_gateway_is_reached_without_the_proxy_for_allowed_addresses(host: KeeperHost, server: str) -> None:
+    async with gateway() as path:
+        sandbox = await host.open(SandboxSpec(gateway=path, allow=(server,)))
+        assert json.loads(await said(sandbox, CALL_GATEWAY)) == ["hello"]
+        assert (await said(sandbox, TUNNEL, server)).strip() == "hello"
+
+
+async def test_names_of_the_sandbox_itself_are_known(host: KeeperHost) -> None:
+    sandbox = await host.open(SandboxSpec())
+    program = "import socket; print(*map(socket.gethostbyname, ('localhost', socket.gethostname())))"
+    assert (await said(sandbox, program)).split() == ["127.0.0.1", "127.0.0.1"]
 
 
 async def test_a_sandbox_without_either_has_no_port_open(host: KeeperHost) -> None:

@@ -2,8 +2,13 @@ import pytest
 
 from agentrl.envs.abilities import WholeEnvironment
 from agentrl.envs.inline import InlineHost
+from agentrl.envs.process import ProcessHost
+from agentrl.envs.remote import RemoteEnvironment
+from agentrl.envs.starting import WorkerCommand
 from agentrl.testing.durable_environments import LastingOptions, SessionServer, enduring
-from agentrl.testing.environments import FaultyEnvironment, FaultyOptions
+from agentrl.testing.environments import FaultyEnvironment, FaultyOptions, faulty
+from agentrl.types.errors import EpisodeError
+from agentrl.types.sandbox import Command
 from agentrl.types.task import Split, Task
 
 TASK = Task("abilities", Split.TRAIN, 0)
@@ -17,6 +22,19 @@ async def test_what_an_environment_has_no_method_for_is_named_when_it_is_asked_f
             await call
     with pytest.raises(TypeError, match="FaultyEnvironment lacks snapshot"):
         await environment.snapshot()
+
+
+async def test_a_program_without_a_sandbox_fails_the_episode_and_says_what_to_do(tmp_path):
+    apart = ProcessHost(
+        WorkerCommand("agentrl.testing.environments:faulty", {}, tmp_path), faulty.describe(FaultyOptions()), 60.0
+    )
+    async with InlineHost(faulty, FaultyOptions(), 60.0).open(TASK) as inline, apart.open(TASK) as process:
+        for environment in (inline, process, RemoteEnvironment(None, "session", 0, 60.0)):
+            for call in (environment.run(Command(("true",)), "program"), environment.stop("program")):
+                with pytest.raises(EpisodeError, match="SandboxEnvironment") as caught:
+                    await call
+                assert (caught.value.failure.boundary, caught.value.failure.kind) == ("environment", "no_sandbox")
+    await apart.close()
 
 
 async def test_an_inline_host_passes_on_every_call_that_the_environment_has(tmp_path):

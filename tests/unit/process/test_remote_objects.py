@@ -115,6 +115,36 @@ async def test_a_call_that_is_given_up_in_the_middle_of_its_answer_leaves_the_re
     assert await caller.call("add", 2, 3, result=int, deadline_s=120) == 5
 
 
+async def test_a_call_beside_another_is_carried_out_before_that_has_ended(caller, tmp_path):
+    holding = asyncio.create_task(caller.call("hold", str(tmp_path / "begun"), result=str, deadline_s=300))
+    while not (tmp_path / "begun").exists():
+        await asyncio.sleep(0.01)
+    await caller.tell("let_go", "x" * 200_000, deadline_s=300)
+    assert await holding == "x" * 200_000
+    assert await caller.call("count", result=int, deadline_s=300) == 1
+    # What it raises, since nothing is held, is nobody's either.
+    await caller.tell("let_go", "again", deadline_s=300)
+    assert await caller.call("add", 2, 3, result=int, deadline_s=300) == 5
+
+
+async def test_a_call_that_is_not_to_be_carried_out_beside_another_waits_for_its_end(caller, tmp_path):
+    given_up = asyncio.create_task(caller.call("hold", str(tmp_path / "begun"), result=str, deadline_s=300))
+    while not (tmp_path / "begun").exists():
+        await asyncio.sleep(0.01)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    counting = asyncio.create_task(caller.call("count", result=int, deadline_s=300))
+    await asyncio.sleep(0)
+    await caller.tell("let_go", "late", deadline_s=300)
+    assert await counting == 1, "it was answered before the call that was given up had ended"
+
+
+async def test_a_child_that_is_gone_is_told_nothing(tmp_path):
+    child = await ChildProcess.start("calculator", [SERVED], tmp_path / "calculator.log")
+    child.kill()
+    await child.tell("let_go", "late", deadline_s=300)
+
+
 async def test_close_lets_a_child_end_by_itself(tmp_path):
     child = await ChildProcess.start("calculator", [SERVED], tmp_path / "calculator.log")
     assert await child.call("count", result=int, deadline_s=30) == 0

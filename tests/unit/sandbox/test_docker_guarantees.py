@@ -30,12 +30,12 @@ WHOLE = {
 )
 def test_what_an_engine_lacks_is_not_promised_and_the_engine_is_named(info, guarantee):
     missing = missing_on("unix:///engine", WHOLE | info)
-    assert set(missing) == {Guarantee.ALLOWLIST, guarantee}
+    assert set(missing) == {Guarantee.ALLOWLIST, Guarantee.GATEWAY, guarantee}
     assert "unix:///engine" in missing[guarantee]
 
 
 def test_a_whole_engine_lacks_only_addresses():
-    assert set(missing_on("unix:///engine", WHOLE)) == {Guarantee.ALLOWLIST}
+    assert set(missing_on("unix:///engine", WHOLE)) == {Guarantee.ALLOWLIST, Guarantee.GATEWAY}
 
 
 @pytest.mark.parametrize("user", ["0:0", "root", "1000"])

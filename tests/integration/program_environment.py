@@ -1,0 +1,38 @@
+"""An environment with a sandbox and nothing else, for programs of scaffolds; workers import it by name."""
+
+from __future__ import annotations
+
+from agentrl.config.base import ConfigModel
+from agentrl.envs.authoring import Rows, tool
+from agentrl.envs.sandboxed import SandboxEnvironment, define_sandboxed
+from agentrl.types.sandbox import ISOLATED, Command, SandboxSpec
+
+NAME = "tests.integration.program_environment:definition"
+
+
+class DeskOptions(ConfigModel):
+    """What its sandbox is."""
+
+    is_isolated: bool = True
+    """Whether it asks for isolation, which `local` does not give."""
+
+
+class Desk(SandboxEnvironment[DeskOptions]):
+    """A desk at which a program works."""
+
+    def spec(self) -> SandboxSpec:
+        return SandboxSpec(needs=ISOLATED if self.options.is_isolated else frozenset())
+
+    def prompt(self) -> str:
+        return "work"
+
+    @tool
+    async def shell(self, script: str) -> str:
+        """Run a script."""
+        return (await self.execute(Command(("sh", "-c", script)))).text
+
+    def reward(self) -> float:
+        return 1.0
+
+
+definition = define_sandboxed("desk", Desk, Rows([{"n": 1}, {"n": 2}]), options=DeskOptions)
