@@ -140,7 +140,7 @@ class ChatDialect:
         """The body of an error."""
         return rendering.openai_error(refusal)
 
-    def error_event(self, refusal: CallRefusedError) -> str:
+    def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
         """A chunk that is an error."""
         return rendering.server_event(self.error(refusal))
 

@@ -51,7 +51,7 @@ class Dialect(Protocol):
     def error(self, refusal: CallRefusedError) -> dict[str, Any]:
         """The body of an error, whose status is the refusal's."""
 
-    def error_event(self, refusal: CallRefusedError) -> str:
+    def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
         """The same in a stream that has begun."""
 
     def echo(self, message: Message) -> Message:

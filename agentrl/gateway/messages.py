@@ -29,6 +29,8 @@ _BLOCKS: dict[str, shapes.Shape] = {
     "tool_use": TypeAdapter(ToolUseBlockParam),
     "tool_result": TypeAdapter(ToolResultBlockParam),
 }
+# Claude Code begins its system prompt with a block for the vendor's accounting, which is another in every request.
+_BILLING = "x-anthropic-billing-header:"
 _THINKING = ("thinking", "redacted_thinking")
 _TEXTS = {"text": "text"}
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
@@ -124,7 +126,7 @@ class MessagesDialect:
         error = {"type": _KINDS.get(refusal.status, kind), "message": f"{prefix}{refusal}"}
         return {"type": "error", "error": error}
 
-    def error_event(self, refusal: CallRefusedError) -> str:
+    def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
         """An event that is an error."""
         return rendering.server_event(self.error(refusal), "error")
 
@@ -136,7 +138,7 @@ class MessagesDialect:
 
 def _is_block(call: ToolCall) -> bool:
     """Whether a call parsed, and its arguments are what JSON can carry."""
-    return bool(call.name) and call.error is None and rendering.returned_call(call).error is None
+    return rendering.has_name(call) and call.error is None and rendering.returned_call(call).error is None
 
 
 def _read_tools(request: dict[str, Any]) -> tuple[tuple[ToolSpec, ...], list[str]]:
@@ -155,9 +157,11 @@ def _read_tools(request: dict[str, Any]) -> tuple[tuple[ToolSpec, ...], list[str
 
 def _read_conversation(request: dict[str, Any]) -> Iterator[Message]:
     system = request.get("system")
+    if isinstance(system, list):
+        for block, place in shapes.objects(system, "system"):
+            shapes.check(_BLOCKS["text"], block, place)
+        system = [block for block in system if not block["text"].startswith(_BILLING)]
     if system:
-        for block, place in shapes.objects(system, "system") if isinstance(system, list) else ():
-            shapes.check(_BLOCKS["text"], shapes.given(block), place)
         yield Message(Role.SYSTEM, shapes.text_of(system, "system", _TEXTS, "\n\n"))
     for entry, place in shapes.objects(request.get("messages"), "messages"):
         shapes.one_of(_ROLES, entry.get("role"), f"{place}.role")
@@ -181,7 +185,7 @@ def _read_blocks(entry: dict[str, Any], place: str) -> Iterator[Message]:
         if kind in _THINKING and role is Role.ASSISTANT:
             continue
         if kind in _BLOCKS:
-            shapes.check(_BLOCKS[kind], shapes.given(block), where)
+            shapes.check(_BLOCKS[kind], block, where)
         if kind == "tool_use" and role is Role.ASSISTANT:
             calls.append(ToolCall(block["id"], block["name"], block["input"]))
         elif kind == "tool_result" and role is Role.USER:

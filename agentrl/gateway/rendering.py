@@ -41,7 +41,7 @@ def returned_call(call: ToolCall) -> ToolCall:
 
 def has_name(call: ToolCall) -> bool:
     """Whether a program can be told of a call where arguments are text."""
-    return bool(call.name)
+    return bool(call.name) and call.name.isprintable()
 
 
 def visible(message: Message, is_call: Callable[[ToolCall], bool]) -> tuple[str, tuple[ToolCall, ...]]:

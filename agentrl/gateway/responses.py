@@ -112,10 +112,10 @@ class ResponsesDialect:
         """The body of an error."""
         return rendering.openai_error(refusal)
 
-    def error_event(self, refusal: CallRefusedError) -> str:
+    def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
         """A failed response, which codex looks for, with an ``error`` beside it, on which SDKs raise."""
         error = self.error(refusal)["error"]
-        failed = _head("failed", "") | {"status": "failed", "output": []}
+        failed = _head(call_id, "") | {"status": "failed", "output": []}
         failed["error"] = {"code": error["code"] or error["type"], "message": error["message"]}
         data = {"type": "response.failed", "sequence_number": 0, "response": failed, "error": error}
         return rendering.server_event(data, "response.failed")

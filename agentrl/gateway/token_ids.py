@@ -6,7 +6,7 @@ The program renders its conversation and parses the reply itself. No SDK has typ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -120,19 +120,13 @@ class TokenIdsDialect:
         """The body of an error."""
         return rendering.openai_error(refusal)
 
-    def error_event(self, refusal: CallRefusedError) -> str:
+    def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
         """An event that is an error."""
         return rendering.server_event(self.error(refusal))
 
     def echo(self, message: Message) -> Message:
         """The message itself: this dialect has no messages that could change."""
         return message
-
-
-def model_list(names: Sequence[str], max_tokens: int) -> dict[str, Any]:
-    """What ``GET /v1/models`` answers; `max_tokens` is the longest context, prompt and reply together."""
-    card = {"object": "model", "created": 0, "owned_by": "agentrl", "max_model_len": max_tokens}
-    return {"object": "list", "data": [{"id": name} | card for name in names]}
 
 
 def _refuse_what_no_policy_gives(request: dict[str, Any], sampling: dict[str, Any]) -> None:
