@@ -24,11 +24,9 @@ from agentrl.types.program import CallRefusedError, ModelCall, ModelReply
 _SETTINGS: shapes.Shape = TypeAdapter(MessageCreateParamsBase)
 _TOOL: shapes.Shape = TypeAdapter(ToolParam)
 _MESSAGE: shapes.Shape = TypeAdapter(MessageParam)
-_BLOCKS: dict[str, shapes.Shape] = {
-    "text": TypeAdapter(TextBlockParam),
-    "tool_use": TypeAdapter(ToolUseBlockParam),
-    "tool_result": TypeAdapter(ToolResultBlockParam),
-}
+_TEXT: shapes.Shape = TypeAdapter(TextBlockParam)
+_CALL: shapes.Shape = TypeAdapter(ToolUseBlockParam)
+_RESULT: shapes.Shape = TypeAdapter(ToolResultBlockParam)
 # Claude Code begins its system prompt with a block for the vendor's accounting, which is another in every request.
 _BILLING = "x-anthropic-billing-header:"
 _THINKING = ("thinking", "redacted_thinking")
@@ -159,7 +157,7 @@ def _read_conversation(request: dict[str, Any]) -> Iterator[Message]:
     system = request.get("system")
     if isinstance(system, list):
         for block, place in shapes.objects(system, "system"):
-            shapes.check(_BLOCKS["text"], block, place)
+            shapes.check(_TEXT, block, place)
         system = [block for block in system if not block["text"].startswith(_BILLING)]
     if system:
         yield Message(Role.SYSTEM, shapes.text_of(system, "system", _TEXTS, "\n\n"))
@@ -177,26 +175,32 @@ def _read_conversation(request: dict[str, Any]) -> Iterator[Message]:
 def _read_blocks(entry: dict[str, Any], place: str) -> Iterator[Message]:
     """The results among a message's blocks, and behind them one message of the others."""
     role = _ROLES[entry["role"]]
-    texts: list[dict[str, Any]] = []
+    texts: list[str] = []
     calls: list[ToolCall] = []
     results: list[Message] = []
     for block, where in shapes.objects(entry["content"], f"{place}.content"):
-        kind = str(block.get("type"))
+        kind = block.get("type")
         if kind in _THINKING and role is Role.ASSISTANT:
             continue
-        if kind in _BLOCKS:
-            shapes.check(_BLOCKS[kind], block, where)
-        if kind == "tool_use" and role is Role.ASSISTANT:
+        if kind == "tool_result" and role is Role.USER:
+            results.append(_read_result(block, where))
+        elif kind == "tool_use" and role is Role.ASSISTANT:
+            shapes.check(_CALL, block, where)
             calls.append(ToolCall(block["id"], block["name"], block["input"]))
-        elif kind == "tool_result" and role is Role.USER:
-            text = shapes.text_of(block.get("content"), f"{where}.content", _TEXTS)
-            results.append(Message(Role.TOOL, text, tool_call_id=block["tool_use_id"]))
+        elif kind == "text":
+            shapes.check(_TEXT, block, where)
+            texts.append(block["text"])
         else:
-            shapes.text_of([block], where.rpartition("[")[0], _TEXTS)
-            texts.append(block)
+            raise shapes.refused_content(kind, where)
     yield from results
     if texts or not results:
-        yield Message(role, "".join(block["text"] for block in texts), tuple(calls))
+        yield Message(role, "".join(texts), tuple(calls))
+
+
+def _read_result(block: dict[str, Any], place: str) -> Message:
+    text = shapes.text_of(block.get("content"), f"{place}.content", _TEXTS)
+    shapes.check(_RESULT, block | {"content": text}, place)
+    return Message(Role.TOOL, text, tool_call_id=block["tool_use_id"])
 
 
 def _events(message: dict[str, Any]) -> Iterator[dict[str, Any]]:

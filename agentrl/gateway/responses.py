@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 
 from agentrl.gateway import rendering, shapes
 from agentrl.gateway.dialects import ReadCall
-from agentrl.gateway.response_events import events_of
 from agentrl.types.generation import FinishReason
 from agentrl.types.message import Message, Role, ToolSpec
 from agentrl.types.program import CallRefusedError, ModelCall, ModelReply
@@ -54,6 +53,12 @@ _SILENT = frozenset(
     " prompt_cache_options prompt_cache_retention".split()
 )
 _KNOWN = frozenset(_READ) | frozenset(_STATE) | _SILENT
+
+# By the type of a content part: what the names of its events begin with, and which of its fields they carry as well.
+_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "output_text": ("response.output_text", {"logprobs": []}),
+    "reasoning_text": ("response.reasoning_text", {}),
+}
 
 
 class ResponsesDialect:
@@ -99,8 +104,9 @@ class ResponsesDialect:
         return Response.model_validate(response).model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def events(self, read: ReadCall, reply: ModelReply, call_id: str) -> Iterator[str]:
-        """The response item by item."""
-        return events_of(self.answer(read, reply, call_id))
+        """The response item by item: each is added, filled by deltas, and said to be done."""
+        for number, (kind, data) in enumerate(_events(self.answer(read, reply, call_id))):
+            yield rendering.server_event({"type": kind, "sequence_number": number} | data, kind)
 
     def keep_alive(self, call_id: str) -> str:
         """The response's first event: codex hears no comments, and SDKs want no other event before it."""
@@ -227,3 +233,42 @@ def _head(call_id: str, model: str) -> dict[str, Any]:
         "tool_choice": "auto",
         "tools": [],
     }
+
+
+def _events(response: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    begun = response | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
+    for n, item in enumerate(response["output"]):
+        yield "response.output_item.added", {"output_index": n, "item": _empty(item)}
+        where = {"output_index": n, "item_id": item["id"]}
+        if item["type"] == "function_call":
+            yield from _arguments(item, where)
+        for index, part in enumerate(item.get("content", ())):
+            yield from _part(part, where | {"content_index": index})
+        yield "response.output_item.done", {"output_index": n, "item": item}
+    yield f"response.{response['status']}", {"response": response}
+
+
+def _empty(item: dict[str, Any]) -> dict[str, Any]:
+    """An item before its deltas."""
+    if item["type"] == "function_call":
+        return item | {"arguments": "", "status": "in_progress"}
+    status = {"status": "in_progress"} if "status" in item else {}
+    return item | status | {"content": []}
+
+
+def _arguments(item: dict[str, Any], where: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for piece in rendering.deltas(item["arguments"]):
+        yield "response.function_call_arguments.delta", where | {"delta": piece}
+    done = {"name": item["name"], "arguments": item["arguments"]}
+    yield "response.function_call_arguments.done", where | done
+
+
+def _part(part: dict[str, Any], where: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    prefix, more = _PARTS[part["type"]]
+    yield "response.content_part.added", where | {"part": part | {"text": ""}}
+    for piece in rendering.deltas(part["text"]):
+        yield f"{prefix}.delta", where | more | {"delta": piece}
+    yield f"{prefix}.done", where | more | {"text": part["text"]}
+    yield "response.content_part.done", where | {"part": part}

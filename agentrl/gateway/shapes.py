@@ -21,6 +21,11 @@ def refused(message: str, place: str = "") -> CallRefusedError:
     return CallRefusedError(f"{place}: {message}" if place else message, parameter=place)
 
 
+def refused_content(kind: object, place: str) -> CallRefusedError:
+    """A refusal of a part of a message that is no text."""
+    return refused(f"content of type {kind!r} is no text, and the policy reads text alone", place)
+
+
 def read_object(body: bytes) -> dict[str, Any]:
     """The JSON object of a request. Raises CallRefusedError if it is none."""
     try:
@@ -87,7 +92,7 @@ def text_of(content: Any, place: str, fields: Mapping[str, str], separator: str 
     for part, where in objects(content, place):
         field = fields.get(str(part.get("type")))
         if field is None:
-            raise refused(f"content of type {part.get('type')!r} is no text, and the policy reads text alone", where)
+            raise refused_content(part.get("type"), where)
         if not isinstance(part.get(field), str):
             raise refused("Input should be a valid string", f"{where}.{field}")
         texts.append(part[field])

@@ -24,8 +24,8 @@ HOMES = {
         "agentrl.testing.tiny_moe",
         "agentrl.testing.tiny_architectures",
     ),
-    "uvicorn": ("agentrl.engine.http", "agentrl.serving"),
-    "fastapi": ("agentrl.serving",),
+    "uvicorn": ("agentrl.engine.http", "agentrl.serving", "agentrl.gateway.server"),
+    "fastapi": ("agentrl.serving", "agentrl.gateway.server"),
     "starlette": ("agentrl.serving",),
     "prometheus_client": ("agentrl.serving",),
     "websockets": (

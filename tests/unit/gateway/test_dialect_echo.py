@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dialect_programs import QUESTION, REPLIES, Served, chat, messages, read, responses
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.types.message import Message, Role, ToolCall
@@ -75,7 +75,7 @@ every_dialect = pytest.mark.parametrize("dialect", WAYS)
 
 @every_dialect
 @pytest.mark.parametrize("is_streamed", [False, True])
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(message=MESSAGES)
 def test_an_answer_that_comes_back_reads_as_its_echo(dialect, is_streamed, message):
     make, send = WAYS[dialect]
@@ -88,7 +88,7 @@ def test_an_answer_that_comes_back_reads_as_its_echo(dialect, is_streamed, messa
 
 
 @every_dialect
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(message=MESSAGES)
 def test_an_echo_is_its_own_echo(dialect, message):
     echo = WAYS[dialect][0](message).dialect.echo
