@@ -157,7 +157,7 @@ def _read_conversation(request: dict[str, Any]) -> Iterator[Message]:
     system = request.get("system")
     if isinstance(system, list):
         for block, place in shapes.objects(system, "system"):
-            shapes.check(_TEXT, block, place)
+            shapes.check(_TEXT, shapes.given(block), place)
         system = [block for block in system if not block["text"].startswith(_BILLING)]
     if system:
         yield Message(Role.SYSTEM, shapes.text_of(system, "system", _TEXTS, "\n\n"))
@@ -185,10 +185,10 @@ def _read_blocks(entry: dict[str, Any], place: str) -> Iterator[Message]:
         if kind == "tool_result" and role is Role.USER:
             results.append(_read_result(block, where))
         elif kind == "tool_use" and role is Role.ASSISTANT:
-            shapes.check(_CALL, block, where)
+            shapes.check(_CALL, shapes.given(block), where)
             calls.append(ToolCall(block["id"], block["name"], block["input"]))
         elif kind == "text":
-            shapes.check(_TEXT, block, where)
+            shapes.check(_TEXT, shapes.given(block), where)
             texts.append(block["text"])
         else:
             raise shapes.refused_content(kind, where)
@@ -199,7 +199,7 @@ def _read_blocks(entry: dict[str, Any], place: str) -> Iterator[Message]:
 
 def _read_result(block: dict[str, Any], place: str) -> Message:
     text = shapes.text_of(block.get("content"), f"{place}.content", _TEXTS)
-    shapes.check(_RESULT, block | {"content": text}, place)
+    shapes.check(_RESULT, shapes.given(block) | {"content": text}, place)
     return Message(Role.TOOL, text, tool_call_id=block["tool_use_id"])
 
 

@@ -23,7 +23,7 @@ from agentrl.gateway.chat import ChatDialect
 from agentrl.gateway.dialects import Dialect
 from agentrl.gateway.messages import MessagesDialect
 from agentrl.gateway.responses import ResponsesDialect
-from agentrl.gateway.token_ids import TokenIdsDialect, model_list
+from agentrl.gateway.token_ids import TokenIdsDialect
 from agentrl.rollouts.programs import ProgramCalls, SessionOverError
 from agentrl.types.program import CallRefusedError, GatewayAccess
 
@@ -138,7 +138,9 @@ class GatewayServer:
             calls = self._session(request).calls
         except CallRefusedError as refusal:
             return JSONResponse({"error": {"message": str(refusal), "type": refusal.kind}}, refusal.status)
-        return JSONResponse(model_list(calls.models, calls.max_context_tokens))
+        # `max_model_len` is vLLM's: the longest context, prompt and reply together.
+        card = {"object": "model", "created": 0, "owned_by": "agentrl", "max_model_len": calls.max_context_tokens}
+        return JSONResponse({"object": "list", "data": [{"id": name} | card for name in calls.models]})
 
 
 class _HttpServer(uvicorn.Server):
@@ -162,7 +164,7 @@ async def _events(dialect: Dialect, call: AnsweredCall) -> AsyncIterator[str]:
     try:
         reply = await call.answer()
     except CallRefusedError as refusal:
-        yield dialect.error_event(refusal)
+        yield dialect.error_event(refusal, call.id)
         return
     for event in dialect.events(call.read, reply, call.id):
         yield event
