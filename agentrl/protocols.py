@@ -16,7 +16,7 @@ from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.message import Message, ToolSpec
 from agentrl.types.program import GatewayAccess
 from agentrl.types.rollout import Assignment, WorkerEvent
-from agentrl.types.sandbox import Command, CommandResult, Guarantee, SandboxSpec
+from agentrl.types.sandbox import Command, CommandResult
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import WeightGroup, WeightSource
@@ -162,11 +162,7 @@ class Sandbox(Closing, Protocol):
         """What became of a command, waiting for its end; None if it was never begun."""
 
     async def stop(self, effect_id: str) -> None:
-        """End a command with all that it started, and wait for its end; `run` gives its result, ended STOPPED.
-
-        May be called while `run` waits, and twice. One that has ended stays as it is; one that was never begun will
-        not be. Raises EpisodeError.
-        """
+        """End a command, also while `run` waits, which gives ended STOPPED then. One yet to begin never will."""
 
     async def write(self, path: str, content: AsyncIterable[bytes]) -> None:
         """Write a file. Raises EpisodeError (boundary sandbox, kind files) if it cannot be."""
@@ -197,22 +193,6 @@ class Sandbox(Closing, Protocol):
 
     async def detach(self) -> None:
         """Leave it alive: a `close` that follows frees only what is on this side."""
-
-
-class SandboxHost(Closing, Protocol):
-    """Where sandboxes are made."""
-
-    async def guarantees(self) -> frozenset[Guarantee]:
-        """What sandboxes here really enforce."""
-
-    async def open(self, spec: SandboxSpec, snapshot: str | None = None, beside: str | None = None) -> Sandbox:
-        """A sandbox, empty or of a snapshot; `beside` is the handle of one that the caller has. Raises EpisodeError."""
-
-    async def forget(self, snapshot: str) -> None:
-        """Remove a snapshot; one that is gone already is no error. Those that are left end with the run."""
-
-    async def attach(self, handle: str, token: int) -> Sandbox:
-        """A live sandbox; who used it under a smaller token no longer can. Raises EpisodeError (kind lost) if gone."""
 
 
 class AgentContext(Protocol):

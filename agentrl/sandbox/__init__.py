@@ -7,10 +7,10 @@ one and wants a second, as a verifier does, waits in another queue, so that hold
 
 `effects.py` is a sandbox's effect log: a command is begun at most once under an id, and its result is told as often as
 it is asked for. The log is in the keeper's memory and not inside the sandbox, where a command could forge it; it lives
-exactly as long as the sandbox, so a caller that died finds both or neither. A command is stopped over a connection of its
-own, since the one by which it was begun waits for it. Files go in and out through `cat` and `tar`
-that run inside (`files.py`): the keeper opens no path that a command could have made a link of. What comes out is read
-as data (`archives.py`).
+exactly as long as the sandbox, so a caller that died finds both or neither. A command is stopped over a connection of
+its own, since the one by which it was begun waits for it. Files go in and out through `cat` and `tar` that run inside
+(`files.py`): the keeper opens no path that a command could have made a link of. What comes out is read as data
+(`archives.py`).
 
 A backend (`backend.py`) makes places in which commands run, and nothing else; deadlines, output caps, effects and files
 are the same for all. `bwrap.py` starts bubblewrap for each command over folders that last: 25 ms, no daemon, nothing

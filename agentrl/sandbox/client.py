@@ -223,7 +223,7 @@ class KeptSandboxClient:
 
 
 class KeeperHost:
-    """The sandboxes of a keeper; implements `SandboxHost`."""
+    """The sandboxes of a keeper."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -240,15 +240,18 @@ class KeeperHost:
     async def open(
         self, spec: SandboxSpec, snapshot: str | None = None, beside: str | None = None
     ) -> KeptSandboxClient:
-        """A sandbox of its own."""
+        """A sandbox, empty or with the files of a snapshot; `beside` is the handle of one that the caller has.
+
+        Raises EpisodeError if it cannot be had.
+        """
         return await self._begin(Open(spec, snapshot, beside), 0, _OPEN_S)
 
     async def attach(self, handle: str, token: int) -> KeptSandboxClient:
-        """A live sandbox."""
+        """A live sandbox; who used it under a smaller token no longer can. Raises EpisodeError (kind lost) if gone."""
         return await self._begin(Attach(handle, token), token, _CALL_S)
 
     async def forget(self, snapshot: str) -> None:
-        """Remove a snapshot."""
+        """Remove a snapshot; one that is gone already is no error. Those that are left end with the run."""
         await _ask(self._path, Forget(snapshot), _CALL_S)
 
     async def close(self) -> None:

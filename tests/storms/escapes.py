@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 
-from agentrl.protocols import Sandbox, SandboxHost
+from agentrl.protocols import Sandbox
+from agentrl.sandbox.client import KeeperHost
 from agentrl.types.errors import EpisodeError
 from agentrl.types.sandbox import Command, SandboxSpec
 from tests.storms.escape_attempts import ATTEMPTS, MARKS, MEMORY_ATTEMPTS, SPEC
 from tests.storms.escape_targets import Outside
 
 
-async def attempt_all(host: SandboxHost, targets: Outside, spec: SandboxSpec = SPEC) -> dict[str, list[str]]:
+async def attempt_all(host: KeeperHost, targets: Outside, spec: SandboxSpec = SPEC) -> dict[str, list[str]]:
     """What each attempt achieved: an empty list is right. Each has a sandbox of its own; limits are as `spec` asks."""
     found: dict[str, list[str]] = {}
     for attempt in ATTEMPTS:
@@ -44,7 +45,7 @@ async def _later_faults(sandbox: Sandbox) -> list[str]:
     return [f"its process lives on: {word}" for word in (*MARKS, "b | b") if word in words.split("grep")[0]]
 
 
-async def _left_by_another(host: SandboxHost, spec: SandboxSpec) -> list[str]:
+async def _left_by_another(host: KeeperHost, spec: SandboxSpec) -> list[str]:
     """What one sandbox leaves behind that another one sees: files, programs, processes, variables."""
     first, second = await host.open(spec), await host.open(spec)
     try:
