@@ -34,7 +34,6 @@ gives its result as if it had just ended.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -49,7 +48,6 @@ from agentrl.envs.tools import ToolMethod
 from agentrl.protocols import Sandbox
 from agentrl.sandbox.archives import files_of, read_file, write_file, write_files
 from agentrl.sandbox.client import KeeperHost
-from agentrl.sandbox.wire import GATEWAY_VARIABLE
 from agentrl.types.environment import Opening, StepResult
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.message import Message
@@ -115,10 +113,8 @@ class SandboxEnvironment(ToolEnvironment[Options]):
             await sandbox.close()
 
     async def start(self) -> Opening:
-        """Open and furnish the sandbox, from which the run's gateway is reached if it has one, and pose the task."""
-        spec = self.spec()
-        gateway = spec.gateway or os.environ.get(GATEWAY_VARIABLE)
-        self.sandbox = await KeeperHost.of_run().open(replace(spec, gateway=gateway))
+        """Open and furnish the sandbox, and pose the task."""
+        self.sandbox = await KeeperHost.of_run().open(self.spec())
         await self.furnish()
         await self._keep_state()
         return await super().start()

@@ -3,8 +3,10 @@
 A dialect turns JSON into a `ModelCall` and a `ModelReply` into JSON or server-sent events, by pure functions without
 HTTP: `chat.py` is OpenAI Chat Completions, `responses.py` OpenAI Responses, `messages.py` Anthropic Messages, and
 `token_ids.py` the exchange of token ids that verifiers' TrainClient uses. `dialects.py` says what a dialect is;
-`shapes.py` checks what programs send, and `rendering.py` has what all dialects do to texts, calls and streams. To import
-a dialect takes seconds, which its SDK needs: whoever starts the gateway does that, and no command.
+`shapes.py` checks what programs send, and `rendering.py` has what all dialects do to texts, calls and streams. To
+import a dialect takes seconds, which its SDK needs: whoever starts the gateway does that, and no command. `server.py`
+is the HTTP server, `calls.py` answers each call of a session once, and `starting.py` starts all with the first
+program.
 
 What a request may look like is taken from the types of the official SDKs, and so are answers built. The other choice,
 the dialects of verifiers 0.4.0, was judged by its source:

@@ -192,6 +192,7 @@ class Context:
         self._log.check_parking()
         self._num_programs += 1
         effect_id = f"{self._record.ticket.episode_id}/program-{self._num_programs}"
+        command = replace(command, gateway=self._socket)
         with _ending(self._record), boundary(Boundary.ENVIRONMENT, "run"):
             result = await self._run(command, effect_id)
         self._record.counts["programs"] += 1

@@ -5,12 +5,12 @@ is `client.py`) and ends all sandboxes when its parent closes its control connec
 sandboxes: how many may live, fresh ones made ahead, fencing tokens, the end of those that nobody comes back to. Who has
 one and wants a second, as a verifier does, waits in another queue, so that holders never wait for each other.
 
-`effects.py` is a sandbox's effect log: a command is begun at most once under an id, and its result is told as often as
-it is asked for. The log is in the keeper's memory and not inside the sandbox, where a command could forge it; it lives
-exactly as long as the sandbox, so a caller that died finds both or neither. A command is stopped over a connection of
-its own, since the one by which it was begun waits for it. Files go in and out through `cat` and `tar` that run inside
-(`files.py`): the keeper opens no path that a command could have made a link of. What comes out is read as data
-(`archives.py`).
+`effects.py` is a sandbox's effect log: a command is begun at most once under an id, and its result is told as often
+as it is asked for. The log is in the keeper's memory and not inside the sandbox, where a command could forge it; it
+lives exactly as long as the sandbox, so a caller that died finds both or neither. A command is stopped over a
+connection of its own, since the one by which it was begun waits for it. Files go in and out through `cat` and `tar`
+that run inside (`files.py`): the keeper opens no path that a command could have made a link of. What comes out is
+read as data (`archives.py`).
 
 A backend (`backend.py`) makes places in which commands run, and nothing else; deadlines, output caps, effects and files
 are the same for all. `bwrap.py` starts bubblewrap for each command over folders that last: 25 ms, no daemon, nothing

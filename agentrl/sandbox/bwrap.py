@@ -138,7 +138,7 @@ class BwrapPlace:
         killed_before = self._count_killed()
         running = await self._started(command)
         try:
-            await self._admit(running)
+            await self._admit(running, command)
             await carry(running.process, stdin, output)
             code = await running.exit_code()
         finally:
@@ -212,7 +212,7 @@ class BwrapPlace:
         # A description of its own, since bwrap reads the filter from where another one has stopped.
         seccomp = os.open(f"/proc/self/fd/{self._backend.seccomp}", os.O_RDONLY)
         theirs = (seccomp, status_out, block_in)
-        arguments = self._command.arguments(command, *theirs, self._network.environment)
+        arguments = self._command.arguments(command, *theirs, self._network.environment_of(command))
         as_user: dict[str, Any] = (
             {} if self._uid is None else {"user": self._uid, "group": self._uid, "extra_groups": []}
         )
@@ -227,13 +227,13 @@ class BwrapPlace:
                 os.close(descriptor)
         return await _Running.of(process, status_in, block_out)
 
-    async def _admit(self, running: _Running) -> None:
+    async def _admit(self, running: _Running, command: Command) -> None:
         """Put the command's first process into its group and network while it waits to begin."""
         pid = await running.pid()
         try:
             if self._group is not None:
                 self._group.add(pid)
-            await self._network.begin(pid)
+            await self._network.begin(pid, command)
             running.release()
         except OSError as error:
             raise EpisodeError(Boundary.SANDBOX, "machine", f"the command's limits cannot be set: {error}") from error

@@ -30,7 +30,7 @@ from agentrl.process.parent import STOP_SIGNALS, ignore_stop_signals
 from agentrl.sandbox.backend import Backend, BackendDefinition
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.files import read_out, take_in
-from agentrl.sandbox.table import KeptSandbox, SandboxTable
+from agentrl.sandbox.table import KeptSandbox, SandboxTable, check_command
 from agentrl.sandbox.wire import (
     MOST_FRAME_BYTES,
     Answer,
@@ -136,6 +136,7 @@ class _User:
     async def _use_kept(self, kept: KeptSandbox, call: Request) -> Answer:
         match call:
             case Run():
+                check_command(self._table.backend, call.command)
                 return Answer(result=await kept.effects.run(call.effect_id, call.command))
             case Outcome():
                 return Answer(result=await kept.effects.outcome(call.effect_id))

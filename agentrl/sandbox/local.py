@@ -69,7 +69,7 @@ class LocalPlace:
         home, relay = str(self._folder), Relay()
         words = [self._here(word) for word in (command.folder, *command.arguments)]
         try:
-            network = await self._reach_gateway(relay)
+            network = await _reach_gateway(command, relay)
             environment = {**os.environ, "HOME": home, **network, **self._spec.environment, **command.environment}
             process = await start_program(("/bin/sh", "-c", ENTER, "sh", *words), environment, home)
             return await self._carried(process, stdin, output)
@@ -84,16 +84,6 @@ class LocalPlace:
                 os.killpg(process.pid, signal.SIGKILL)
             await asyncio.shield(gone(process))
         return Exit(code if code >= 0 else 128 - code)
-
-    async def _reach_gateway(self, relay: Relay) -> Mapping[str, str]:
-        """Variables that tell a command of the gateway, which is carried from a port of this machine's loopback."""
-        if self._spec.gateway is None:
-            return {}
-        listener = socket.create_server(("127.0.0.1", 0))
-        await relay.listen(listener, to_unix_socket(self._spec.gateway))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy", "")
-        return gateway_variables(url, known)
 
     async def snapshot(self, name: str) -> None:
         """Copy the folder."""
@@ -120,3 +110,14 @@ async def _copy(source: Path, target: Path) -> None:
 
 
 definition = BackendDefinition("local", "no isolation, for tasks that you trust", LocalOptions, start)
+
+
+async def _reach_gateway(command: Command, relay: Relay) -> Mapping[str, str]:
+    """Variables that tell a command of its gateway, which is carried from a port of this machine's loopback."""
+    if command.gateway is None:
+        return {}
+    listener = socket.create_server(("127.0.0.1", 0))
+    await relay.listen(listener, to_unix_socket(command.gateway))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy", "")
+    return gateway_variables(url, known)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from agentrl.sandbox import mounts
 from agentrl.sandbox.relay import CONNECT_S, Relay, Serve, carry_both, to_unix_socket
-from agentrl.types.sandbox import GATEWAY_URL_VARIABLE, SandboxSpec
+from agentrl.types.sandbox import GATEWAY_URL_VARIABLE, Command, SandboxSpec
 
 _LOOPBACK = "127.0.0.1,localhost"
 _PROXY_PORT, _GATEWAY_PORT = 3128, 3129
@@ -22,23 +22,22 @@ class SandboxNetwork:
     """The ways out of one sandbox, open while a command runs."""
 
     def __init__(self, spec: SandboxSpec) -> None:
-        self._allowed, self._gateway = frozenset(spec.allow), spec.gateway
+        self._allowed = frozenset(spec.allow)
         self._relay = Relay()
 
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Variables that tell programs of them."""
+    def environment_of(self, command: Command) -> Mapping[str, str]:
+        """Variables that tell a command of them."""
         proxy, gateway = (f"http://127.0.0.1:{port}" for port in (_PROXY_PORT, _GATEWAY_PORT))
         names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
         variables = dict.fromkeys(names, proxy) if self._allowed else {}
-        return {**variables, **(gateway_variables(gateway) if self._gateway else {})}
+        return {**variables, **(gateway_variables(gateway) if command.gateway else {})}
 
-    async def begin(self, pid: int) -> None:
-        """Listen in the network of a process. Raises OSError."""
+    async def begin(self, pid: int, command: Command) -> None:
+        """Listen in the network of a command's process. Raises OSError."""
         if self._allowed:
             await self._listen(pid, _PROXY_PORT, self._serve_proxy)
-        if self._gateway is not None:
-            await self._listen(pid, _GATEWAY_PORT, to_unix_socket(self._gateway))
+        if command.gateway is not None:
+            await self._listen(pid, _GATEWAY_PORT, to_unix_socket(command.gateway))
 
     def end(self) -> None:
         """Listen no more, and cut what is being carried."""

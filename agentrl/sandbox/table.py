@@ -15,7 +15,7 @@ from agentrl.sandbox.backend import Backend, Place
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.effects import EffectLog
 from agentrl.types.errors import Boundary, EpisodeError, deadline
-from agentrl.types.sandbox import SandboxSpec
+from agentrl.types.sandbox import Command, Guarantee, SandboxSpec
 
 _CLOSE_S, _SNAPSHOT_S = 60.0, 120.0
 UNKNOWN_S = 10.0
@@ -136,7 +136,7 @@ class SandboxTable:
         Raises:
             EpisodeError: boundary sandbox: the backend does not enforce what is asked (kind guarantee), or cannot.
         """
-        _check_guarantees(self.backend, spec)
+        _check_guarantees(self.backend, spec.asked)
         room = self._room_beside if beside in self._kept else self._room
         async with deadline("sandbox.open", self._config.open_s):
             await room.acquire()
@@ -210,8 +210,14 @@ class SandboxTable:
         await self.backend.close()
 
 
-def _check_guarantees(backend: Backend, spec: SandboxSpec) -> None:
-    lacking = sorted(spec.asked - backend.guarantees)
+def check_command(backend: Backend, command: Command) -> None:
+    """Raises EpisodeError (boundary sandbox, kind guarantee) if a command asks for a gateway and there can be none."""
+    if command.gateway is not None:
+        _check_guarantees(backend, frozenset({Guarantee.GATEWAY}))
+
+
+def _check_guarantees(backend: Backend, asked: frozenset[Guarantee]) -> None:
+    lacking = sorted(asked - backend.guarantees)
     if lacking:
         by_reason: dict[str, list[str]] = {}
         for lack in lacking:

@@ -15,8 +15,6 @@ CHUNK_BYTES = 1 << 16
 MOST_FRAME_BYTES = 1 << 26
 SOCKET_VARIABLE = "AGENTRL_SANDBOXES"
 """Environment variable with the path of the keeper's socket, for the processes of a run."""
-GATEWAY_VARIABLE = "AGENTRL_GATEWAY_SOCKET"
-"""Environment variable with the path of a gateway's socket, which sandboxes that a process opens for agents reach."""
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="call"):

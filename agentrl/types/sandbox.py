@@ -10,7 +10,7 @@ WORKSPACE = "/workspace"
 """Folder of a sandbox in which commands start and which they may write."""
 
 GATEWAY_URL_VARIABLE = "AGENTRL_GATEWAY"
-"""Environment variable of commands with the URL of the gateway, in a sandbox whose spec has one."""
+"""Environment variable with the URL of a gateway, for commands that may reach one."""
 
 
 class Guarantee(StrEnum):
@@ -47,9 +47,7 @@ class SandboxSpec:
     `image` names the files of the sandbox in the backend's own way: a Docker image, or for bwrap a folder that has
     the root file system; empty stands for the backend's default. `disk_bytes` bounds the workspace and temporary
     files together. There may be a few processes more than `processes`, which a backend needs for itself. `allow` has
-    addresses as ``host:port`` that can be reached through an HTTP proxy, which ``HTTP_PROXY`` and ``HTTPS_PROXY`` name;
-    `gateway` is a unix socket of the sandbox's machine that can be reached at ``AGENTRL_GATEWAY``, an URL of the
-    sandbox's own loopback.
+    addresses as ``host:port`` that can be reached through an HTTP proxy, which ``HTTP_PROXY`` and ``HTTPS_PROXY`` name.
 
     Example: ``SandboxSpec(memory_bytes=256 << 20, processes=64)`` asks for files, network, tree, memory and processes.
     """
@@ -60,7 +58,6 @@ class SandboxSpec:
     cpus: float | None = None
     disk_bytes: int | None = None
     allow: tuple[str, ...] = ()
-    gateway: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: frozenset[Guarantee] = ISOLATED
 
@@ -73,7 +70,6 @@ class SandboxSpec:
             Guarantee.CPU: self.cpus is not None,
             Guarantee.DISK: self.disk_bytes is not None,
             Guarantee.ALLOWLIST: bool(self.allow),
-            Guarantee.GATEWAY: self.gateway is not None,
         }
         return self.needs | {guarantee for guarantee, is_asked in limits.items() if is_asked}
 
@@ -83,7 +79,8 @@ class Command:
     """A program with its arguments, run in a sandbox; `stdin` is all that it can read.
 
     After `timeout_s` it is killed with all that it started. Of each of stdout and stderr the first
-    `max_output_bytes` are kept.
+    `max_output_bytes` are kept. `gateway` is a unix socket of the sandbox's machine that the command can reach at
+    ``AGENTRL_GATEWAY``, an URL of its own loopback.
 
     Example: ``Command(("sh", "-c", "ls | wc -l"), timeout_s=10)``.
     """
@@ -93,6 +90,7 @@ class Command:
     timeout_s: float = 60.0
     max_output_bytes: int = 65536
     folder: str = WORKSPACE
+    gateway: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -21,7 +21,6 @@ from agentrl.envs.process import ProcessHost
 from agentrl.envs.sandboxed import define_sandboxed
 from agentrl.envs.starting import WorkerCommand
 from agentrl.protocols import DurableEnvironment
-from agentrl.sandbox.wire import GATEWAY_VARIABLE
 from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role, ToolCall
 from agentrl.types.sandbox import Command, CommandResult, Ended
@@ -80,15 +79,16 @@ class _Server(ThreadingUnixStreamServer):
 
 
 @contextmanager
-def gateway(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server of HTTP on a unix socket, which the processes that open sandboxes know of."""
+def gateway() -> Iterator[str]:
+    """A server of HTTP on a unix socket."""
     handler = type("Handler", (_Handler,), {"together": threading.Barrier(MOST)})
-    with tempfile.TemporaryDirectory(prefix="gateway-", dir="/tmp") as folder:
-        patch.setenv(GATEWAY_VARIABLE, f"{folder}/socket")
-        with _Server(f"{folder}/socket", handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield
-            server.shutdown()
+    with (
+        tempfile.TemporaryDirectory(prefix="gateway-", dir="/tmp") as folder,
+        _Server(f"{folder}/socket", handler) as server,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"{folder}/socket"
+        server.shutdown()
 
 
 @asynccontextmanager
@@ -124,13 +124,13 @@ async def shell(environment: DurableEnvironment, script: str) -> str:
     ("backend", "placement"), [("bwrap", "inline"), ("bwrap", "process"), ("local", "inline"), ("local", "process")]
 )
 async def test_a_program_calls_the_gateway_many_times_at_once_and_reaches_nothing_else(
-    backend: str, placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, placement: str, tmp_path: Path
 ) -> None:
     is_isolated = backend == "bwrap"
-    with gateway(monkeypatch), socket.create_server(("127.0.0.1", 0)) as other:
+    with gateway() as path, socket.create_server(("127.0.0.1", 0)) as other:
         elsewhere = f"127.0.0.1:{other.getsockname()[1]}"
         async with keeper(backend), desk(placement, tmp_path, is_isolated=is_isolated) as environment:
-            command = Command(("python3", "-I", "-c", AGENT, str(MOST), elsewhere), timeout_s=500)
+            command = Command(("python3", "-I", "-c", AGENT, str(MOST), elsewhere), timeout_s=500, gateway=path)
             result = await environment.run(command, "program")
     assert result.exit_code == 0, result.text
     said = json.loads(result.stdout)

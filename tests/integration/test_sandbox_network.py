@@ -63,8 +63,9 @@ async def server() -> AsyncIterator[str]:
         yield f"127.0.0.1:{serving.sockets[0].getsockname()[1]}"
 
 
-async def said(sandbox: Sandbox, program: str, *arguments: str) -> str:
-    result = await sandbox.run(Command(("python3", "-I", "-c", program, *arguments), timeout_s=120), program[:20])
+async def said(sandbox: Sandbox, program: str, *arguments: str, gateway: str | None = None) -> str:
+    command = Command(("python3", "-I", "-c", program, *arguments), timeout_s=120, gateway=gateway)
+    result = await sandbox.run(command, program[:20])
     assert result.exit_code == 0, result.text
     return result.stdout.decode()
 
@@ -97,16 +98,16 @@ CALL_GATEWAY = "import os, sys; sys.argv.append(os.environ['AGENTRL_GATEWAY'])" 
 
 async def test_the_gateway_alone_is_reached(host: KeeperHost, server: str) -> None:
     async with gateway() as path:
-        sandbox = await host.open(SandboxSpec(gateway=path))
-        direct, answered = json.loads(await said(sandbox, CALL_GATEWAY, f"http://{server}/"))
+        sandbox = await host.open(SandboxSpec())
+        direct, answered = json.loads(await said(sandbox, CALL_GATEWAY, f"http://{server}/", gateway=path))
     assert answered == "hello"
     assert "refused" in direct
 
 
 async def test_the_gateway_is_reached_without_the_proxy_for_allowed_addresses(host: KeeperHost, server: str) -> None:
     async with gateway() as path:
-        sandbox = await host.open(SandboxSpec(gateway=path, allow=(server,)))
-        assert json.loads(await said(sandbox, CALL_GATEWAY)) == ["hello"]
+        sandbox = await host.open(SandboxSpec(allow=(server,)))
+        assert json.loads(await said(sandbox, CALL_GATEWAY, gateway=path)) == ["hello"]
         assert (await said(sandbox, TUNNEL, server)).strip() == "hello"
 
 

@@ -163,9 +163,7 @@ async def test_ids_that_go_on_behind_known_ones_extend_them_and_messages_are_fou
     assert nodes[4].parent == 1
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10_000), num_programs=st.integers(1, 5))
 def test_under_any_aborts_and_any_number_of_calls_at_once_tokens_and_branches_are_those_of_a_calm_run(
     chat, seed, num_programs
