@@ -187,6 +187,23 @@ def test_a_long_text_comes_in_a_few_deltas():
     assert (len(texts), "".join(texts)) == (4, "word " * 1000)
 
 
+def test_what_has_deltas_begins_empty():
+    """Some clients append deltas to what a block or an item begins with."""
+    served = messages(REPLIES["all"])
+    events = events_in(list(served.dialect.events(read(served.dialect, MAIN | {"max_tokens": 9}), served.reply, "7")))
+    assert [event["content_block"] for event in events if event["type"] == "content_block_start"] == [
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "text", "text": ""},
+        {"type": "tool_use", "id": "call-0", "name": "query", "input": {}},
+    ]
+    served = responses(REPLIES["all"])
+    events = events_in(
+        list(served.dialect.events(read(served.dialect, {"model": "m", "input": "hi"}), served.reply, "7"))
+    )
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item.get("content", item.get("arguments")) for item in added] == [[], [], ""]
+
+
 def test_a_reply_that_was_cut_off_says_so():
     cut = (Message(Role.ASSISTANT, "The ans"), FinishReason.LENGTH)
     assert chat(*cut).openai().chat.completions.create(**MAIN).choices[0].finish_reason == "length"

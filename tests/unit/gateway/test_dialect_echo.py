@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from dialect_programs import QUESTION, REPLIES, Served, chat, messages, read, responses
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentrl.types.message import Message, Role, ToolCall
 
 NAMES = st.text("abc_-XYZ.é ", min_size=1, max_size=12) | st.sampled_from(["\ud800", "a\nb", "\u2028"])
 IDS = st.uuids().map(str)
-LEAVES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text()
+LEAVES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.just("\ud800")
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=6
 )
@@ -75,8 +75,10 @@ every_dialect = pytest.mark.parametrize("dialect", WAYS)
 
 @every_dialect
 @pytest.mark.parametrize("is_streamed", [False, True])
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(message=MESSAGES)
+@example(message=Message(Role.ASSISTANT, "", (ToolCall("a", "query", {"x": float("nan")}),)))
+@example(message=Message(Role.ASSISTANT, "", (ToolCall("a", "query", {"\ud800": 1}),)))
 def test_an_answer_that_comes_back_reads_as_its_echo(dialect, is_streamed, message):
     make, send = WAYS[dialect]
     served = make(message)
@@ -88,7 +90,7 @@ def test_an_answer_that_comes_back_reads_as_its_echo(dialect, is_streamed, messa
 
 
 @every_dialect
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(message=MESSAGES)
 def test_an_echo_is_its_own_echo(dialect, message):
     echo = WAYS[dialect][0](message).dialect.echo
