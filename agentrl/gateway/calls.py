@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +15,16 @@ from agentrl.types.program import CallRefusedError, ModelReply
 
 _RETRY_HEADERS = ("x-stainless-retry-count", "x-retry-count")
 _IDEMPOTENCY_KEY = "idempotency-key"
+# Two sub-agents may ask the very same at once; they are told apart by these alone.
+_ASKERS = (_IDEMPOTENCY_KEY, "x-claude-code-agent-id", "thread-id")
+_HOW_TO_ANSWER = ("stream", "stream_options")
 
 
 @dataclass(slots=True)
 class AnsweredCall:
-    """One call: how it was read, the reply in the making, and whether a client has heard the whole answer."""
+    """One call: the reply in the making, and whether a client has heard the whole answer."""
 
     id: str
-    read: ReadCall
     reply: asyncio.Task[ModelReply]
     is_heard: bool = False
 
@@ -37,7 +40,8 @@ class Session:
     """The calls of one episode's programs.
 
     A client whose answer was lost sends its call again: that is not another call, but gets the same answer. It is known
-    by its header, or by an earlier call with the same body whose answer nobody has heard.
+    by its header, or by an earlier call with the same body whose answer nobody has heard: few programs send a header.
+    It may ask for a stream the first time and for a whole answer the second.
     """
 
     def __init__(self, calls: ProgramCalls) -> None:
@@ -46,24 +50,25 @@ class Session:
         self._answered: dict[str, AnsweredCall] = {}
         self._tasks: set[asyncio.Task[ModelReply]] = set()
 
-    def begin(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> AnsweredCall:
-        """The call that a request is, new or sent again. Raises CallRefusedError."""
+    def begin(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> tuple[ReadCall, AnsweredCall]:
+        """What a request asks for, and the call that it is, new or sent again. Raises CallRefusedError."""
+        try:
+            read = dialect.read(body)
+        except CallRefusedError:
+            self.calls.begin()
+            self.calls.count("refused")
+            raise
         name = _name_of(dialect, body, headers)
         known = self._answered.get(name)
         if known is not None and not _has_failed(known) and (_is_retry(headers) or not known.is_heard):
             self.calls.count("sent_again")
-            return known
+            return read, known
         self.calls.begin()
-        try:
-            read = dialect.read(body)
-        except CallRefusedError:
-            self.calls.count("refused")
-            raise
         task = asyncio.create_task(self.calls.reply(read.call, dialect.echo, read.overrides), name="model-call")
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        call = self._answered[name] = AnsweredCall(f"call-{secrets.token_hex(12)}", read, task)
-        return call
+        call = self._answered[name] = AnsweredCall(secrets.token_hex(12), task)
+        return read, call
 
     def end(self) -> None:
         """Cancel what is in the making; counts the replies that no client has heard whole."""
@@ -81,8 +86,10 @@ class Session:
 
 
 def _name_of(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> str:
-    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
-    return f"{dialect.name}/{headers.get(_IDEMPOTENCY_KEY, '')}/{digest}"
+    asked = json.loads(body)
+    content = {name: asked[name] for name in sorted(asked) if name not in _HOW_TO_ANSWER}
+    digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+    return "/".join([dialect.name, *(headers.get(name, "") for name in _ASKERS), digest])
 
 
 def _is_retry(headers: Mapping[str, str]) -> bool:

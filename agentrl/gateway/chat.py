@@ -80,6 +80,7 @@ class ChatDialect:
 
     name = "chat"
     path = "/v1/chat/completions"
+    over_status = 401
 
     def read(self, body: bytes) -> ReadCall:
         """The call that a request's body asks for. Raises CallRefusedError."""

@@ -31,6 +31,8 @@ class Dialect(Protocol):
 
     name: str
     path: str
+    over_status: int
+    """Status with which programs are told that their episode takes no more calls: one that they never try again."""
 
     def read(self, body: bytes) -> ReadCall:
         """The call that a request's body asks for.

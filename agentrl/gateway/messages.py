@@ -65,6 +65,7 @@ class MessagesDialect:
 
     name = "messages"
     path = "/v1/messages"
+    over_status = 403
 
     def read(self, body: bytes) -> ReadCall:
         """The call that a request's body asks for. Raises CallRefusedError."""

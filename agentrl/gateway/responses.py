@@ -66,6 +66,7 @@ class ResponsesDialect:
 
     name = "responses"
     path = "/v1/responses"
+    over_status = 400
 
     def read(self, body: bytes) -> ReadCall:
         """The call that a request's body asks for. Raises CallRefusedError."""

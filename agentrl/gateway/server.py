@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from agentrl.gateway.calls import AnsweredCall, Session
 from agentrl.gateway.chat import ChatDialect
-from agentrl.gateway.dialects import Dialect
+from agentrl.gateway.dialects import Dialect, ReadCall
 from agentrl.gateway.messages import MessagesDialect
 from agentrl.gateway.responses import ResponsesDialect
 from agentrl.gateway.token_ids import TokenIdsDialect
@@ -104,23 +104,24 @@ class GatewayServer:
             try:
                 session = self._session(request)
                 body = await _read_body(request)
-                call = session.begin(dialect, body, request.headers)
-                if call.read.is_streamed:
-                    return await self._stream(dialect, call)
+                read, call = session.begin(dialect, body, request.headers)
+                if read.is_streamed:
+                    return await self._stream(dialect, read, call)
                 reply = await call.answer()
             except CallRefusedError as refusal:
-                return JSONResponse(dialect.error(refusal), refusal.status, _NEVER_AGAIN)
+                status = dialect.over_status if isinstance(refusal, SessionOverError) else refusal.status
+                return JSONResponse(dialect.error(refusal), status, _NEVER_AGAIN)
             call.is_heard = not await request.is_disconnected()
-            return JSONResponse(dialect.answer(call.read, reply, call.id))
+            return JSONResponse(dialect.answer(read, reply, call.id))
 
         return answer
 
-    async def _stream(self, dialect: Dialect, call: AnsweredCall) -> Response:
+    async def _stream(self, dialect: Dialect, read: ReadCall, call: AnsweredCall) -> Response:
         """A stream; what is refused soon is refused with its status instead. Raises CallRefusedError."""
         await asyncio.wait([call.reply], timeout=_BEFORE_STREAM_S)
         if call.reply.done():
             await call.answer()
-        return StreamingResponse(_events(dialect, call), media_type="text/event-stream", headers=_NO_STORE)
+        return StreamingResponse(_events(dialect, read, call), media_type="text/event-stream", headers=_NO_STORE)
 
     def _session(self, request: Request) -> Session:
         """The session that a request is of. Raises CallRefusedError."""
@@ -157,7 +158,7 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-async def _events(dialect: Dialect, call: AnsweredCall) -> AsyncIterator[str]:
+async def _events(dialect: Dialect, read: ReadCall, call: AnsweredCall) -> AsyncIterator[str]:
     """Waits for: the reply, saying every few seconds that it comes. Unblocked by: it, or a client that hangs up."""
     while not (await asyncio.wait([call.reply], timeout=_KEEP_ALIVE_S))[0]:
         yield dialect.keep_alive(call.id)
@@ -166,7 +167,7 @@ async def _events(dialect: Dialect, call: AnsweredCall) -> AsyncIterator[str]:
     except CallRefusedError as refusal:
         yield dialect.error_event(refusal, call.id)
         return
-    for event in dialect.events(call.read, reply, call.id):
+    for event in dialect.events(read, reply, call.id):
         yield event
     call.is_heard = True
 

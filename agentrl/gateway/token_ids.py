@@ -65,6 +65,7 @@ class TokenIdsDialect:
 
     name = "token_ids"
     path = "/inference/v1/generate"
+    over_status = 403
 
     def read(self, body: bytes) -> ReadCall:
         """The call that a request's body asks for. Raises CallRefusedError."""

@@ -132,8 +132,11 @@ class ReplySampler:
     def _budget(self, prompt: Prompt) -> int:
         room = self._limits.max_context_tokens - len(prompt.token_ids)
         if room <= 0:
-            most = self._limits.max_context_tokens
-            raise ContextFullError(f"context of {len(prompt.token_ids)} tokens is full; at most {most} are allowed")
+            # Agents know by these words, which are OpenAI's, that they must shorten their conversation.
+            raise ContextFullError(
+                f"This model's maximum context length is {self._limits.max_context_tokens} tokens. However, your "
+                f"messages resulted in {len(prompt.token_ids)} tokens."
+            )
         bounds = [self._limits.max_reply_tokens, room]
         if prompt.max_tokens is not None:
             bounds.append(prompt.max_tokens)

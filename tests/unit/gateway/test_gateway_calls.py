@@ -147,7 +147,7 @@ async def test_who_has_no_key_or_that_of_an_episode_that_is_over_gets_nothing(ch
     episode = await play(chat, ScriptedEngine(chat, script), agent, gateway)
     late = await raw(known[0], "/v1/chat/completions", ASKED)
     await gateway.close()
-    assert (late.status_code, late.headers["x-should-retry"]) == (403, "false")
+    assert (late.status_code, late.headers["x-should-retry"]) == (401, "false")
     assert "session is over" in late.json()["error"]["message"]
     assert (len(episode.turns), episode.failure) == (1, None)
 
@@ -172,15 +172,48 @@ async def test_the_same_call_without_a_sign_of_a_retry_is_another_call(chat):
     assert len((await play(chat, ScriptedEngine(chat, script), agent)).turns) == 2
 
 
+async def test_two_sub_agents_may_ask_the_same_at_once(chat):
+    engine = Held(chat)
+
+    async def agent(access):
+        names = [{"x-claude-code-agent-id": name} for name in ("a", "b", "b")]
+        calls = [asyncio.create_task(raw(access, "/v1/chat/completions", ASKED, name)) for name in names]
+        while engine.num_asked < 2:
+            await asyncio.sleep(0)
+        engine.may_answer.set()
+        answers = [answer.json()["id"] for answer in await asyncio.gather(*calls)]
+        assert answers[0] != answers[1] == answers[2]
+
+    episode = await play(chat, engine, agent)
+    assert (len(episode.turns), episode.counts["sent_again"]) == (2, 1)
+    assert [node.parent for node in episode.nodes] == [None, 0, 0]
+
+
+async def test_who_loses_a_stream_and_asks_for_a_whole_answer_gets_the_same_reply(chat):
+    engine = Held(chat)
+
+    async def agent(access):
+        first = asyncio.create_task(raw(access, "/v1/chat/completions", {**ASKED, "stream": True}))
+        await engine.asked.wait()
+        first.cancel()
+        await asyncio.wait([first])
+        engine.may_answer.set()
+        await raw(access, "/v1/chat/completions", ASKED)
+
+    assert len((await play(chat, engine, agent)).turns) == 1
+
+
 class Held(ScriptedEngine):
     """Gives no reply before it is told to."""
 
     def __init__(self, chat) -> None:
         super().__init__(chat, script)
         self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.num_asked = 0
 
     async def generate(self, request):
         self.asked.set()
+        self.num_asked += 1
         await self.may_answer.wait()
         return await super().generate(request)
 
@@ -324,7 +357,7 @@ async def test_an_engine_that_fails_fails_the_episode_whatever_the_program_does(
     async def agent(access):
         for _ in range(3):
             answer = await raw(access, "/v1/chat/completions", {**ASKED, "stream": True})
-            assert answer.status_code == 403
+            assert answer.status_code == 401
             assert json.loads(answer.text)["error"]["code"] == "session_over"
 
     episode = await play(chat, Failing(chat, script), agent)
@@ -345,7 +378,7 @@ async def test_the_deadline_of_the_episode_ends_calls_in_flight(chat):
     answer = await answers[0]
     await gateway.close()
     assert (episode.failure.boundary, episode.failure.kind) == (Boundary.TIMEOUT, "episode")
-    assert answer.status_code == 403
+    assert answer.status_code == 401
 
 
 async def test_another_dialect_is_told_which_there_are(chat):

@@ -143,7 +143,7 @@ async def test_a_context_without_room_is_an_outcome_and_not_a_request(chat):
     prompt = len(chat.open([QUESTION], TOOLS))
     engine = AbortingEngine(chat, in_turn(CALL), cuts=[])
     _record, session = make_session(chat, engine, replace(LIMITS, max_context_tokens=prompt))
-    with pytest.raises(ContextFullError, match=f"context of {prompt} tokens is full"):
+    with pytest.raises(ContextFullError, match=f"resulted in {prompt} tokens"):
         await session.generate([QUESTION], TOOLS)
     assert engine.requests == []
 
