@@ -21,7 +21,7 @@ from agentrl.buffer.tasks import TaskSource
 from agentrl.protocols import EpisodeBuffer
 from agentrl.types.batch import TrainBatch
 from agentrl.types.episode import Episode, Ticket
-from agentrl.types.errors import Failure, StalledError
+from agentrl.types.errors import CUT_OFF, Failure, StalledError
 from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
 
@@ -84,6 +84,7 @@ class MemoryBuffer(EpisodeBuffer):
         self._running: dict[str, Ticket] = {}
         self._failures = FailuresInRow(terms.max_consecutive_failures, set(terms.environments))
         self._last_failure: Failure | None = None
+        self._resumed: set[str] = set()
         self._changed = asyncio.Condition()
         self._fatal: StalledError | None = None
         tasks.listen(self._notify)
@@ -118,6 +119,7 @@ class MemoryBuffer(EpisodeBuffer):
                 self.ledger.dropped(episode, entry.reason, entry.step)
         for ticket in recovered.running:
             self._take_place(ticket)
+            self._resumed.add(ticket.episode_id)
         for episode in recovered.unscored:
             self._take_place(episode.ticket)
             self._give_place_back(episode.ticket)
@@ -343,7 +345,10 @@ class MemoryBuffer(EpisodeBuffer):
             for policy in group.policies:
                 self._lanes[policy].accepted -= 1
             group.redispatch.append((episode.ticket.member, episode.ticket.attempt + 1))
-        self._fatal = self._fatal or self._failures.add(group.environment, episode.failure)
+        # What a stop of the run or the loss of a worker has ended does not say that something does not work.
+        is_cut_off = episode.failure is not None and episode.failure.kind == CUT_OFF
+        if not is_cut_off and episode.episode_id not in self._resumed:
+            self._fatal = self._fatal or self._failures.add(group.environment, episode.failure)
 
     def _complete(self, group: Group, policies: Iterable[str]) -> None:
         error = self._ends.complete(group, policies, self._last_failure)

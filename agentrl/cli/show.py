@@ -95,8 +95,12 @@ def _print_episode(episode: Episode, tokenizers: Mapping[str, FastTokenizer], co
         name = f"{policy} {version}" if len(tokenizers) > 1 else str(version)
         text.append(f"■ sampled by {name}  ", colours[policy, version])
     text.append("□ context, not trained\n\n", "dim")
-    speaking = ""
+    speaking, before = "", None
     for node in episode.nodes:
+        if node.parent != before:
+            where = "a conversation of its own" if node.parent is None else f"a branch behind node {node.parent}"
+            text.append(f"\n\n{where} (node {node.index}):\n", "bold")
+        before = node.index
         if len(episode.agents) > 1 and node.agent != speaking:
             speaking = node.agent
             text.append(f"\n\n{speaking}: ", "bold")
@@ -108,6 +112,9 @@ def _print_episode(episode: Episode, tokenizers: Mapping[str, FastTokenizer], co
     apart = "".join(f", {agent} {reward}" for agent, reward in episode.agent_rewards.items())
     reward = f"reward {episode.reward}{apart}"
     text.append(f"\n\n{outcome}; {reward}; {len(episode.turns)} turns; {episode.seconds:.2f} s\n", "bold")
+    if episode.counts:
+        counted = ", ".join(f"{name} {count}" for name, count in sorted(episode.counts.items()) if count)
+        text.append(f"programs: {counted}\n", "dim")
     aborted = sum(turn.aborts for turn in episode.turns)
     text.append(
         f"{episode.num_sampled_tokens} of {episode.num_tokens} tokens sampled, {aborted} aborts survived", "dim"

@@ -48,6 +48,8 @@ class Tally:
             self._counts[f"failed_{episode.failure.boundary}_{episode.failure.kind}"] += 1
         elif episode.stop_reason is not None:
             self._counts[f"stopped_{episode.stop_reason}"] += 1
+        for name, count in episode.counts.items():
+            self._counts[f"program/{name}"] += count
         self._failed[environment] += episode.failure is not None
         rewards = self._rewards.setdefault(environment, [])
         if episode.reward is not None:
@@ -98,4 +100,6 @@ class Tally:
         for name, count in counts.items():
             if name.startswith(("failed_", "stopped_")):
                 metrics[f"rollout/{name}_fraction"] = count / counts["episodes"]
+            elif name.startswith("program/"):
+                metrics[name] = float(count)
         return metrics

@@ -13,12 +13,9 @@ from agentrl.rollouts.episode_log import EpisodeLog, EpisodeParked
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.replies import ContextFullError, TokensSpentError
 from agentrl.types.episode import StopReason
-from agentrl.types.errors import Boundary, ConfigError, EpisodeError, StorageError, trace_of
+from agentrl.types.errors import CUT_OFF, Boundary, ConfigError, EpisodeError, StorageError, trace_of
 from agentrl.types.program import CallRefusedError, GatewayAccess, ModelCall, ModelReply
 from agentrl.types.task import Limits
-
-CUT_OFF = "cut_off"
-"""Kind of the failure of an episode whose program ended with the worker that played it."""
 
 
 class SessionOverError(CallRefusedError):

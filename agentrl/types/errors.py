@@ -35,6 +35,10 @@ class Boundary(StrEnum):
     CANCELLED = "cancelled"
 
 
+CUT_OFF = "cut_off"
+"""Kind of a failure that is nobody's fault: the episode ended with the worker that played it, and cannot go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why an episode has no outcome; `kind` groups failures in counters, `message` is for a person.

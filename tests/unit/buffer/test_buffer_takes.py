@@ -8,9 +8,12 @@ from buffer_states import at, attempt, frontier_of, make_buffer
 
 from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.frontier import FrontierState
+from agentrl.buffer.group import Group
+from agentrl.buffer.ledger import LedgerLine
+from agentrl.buffer.recovery import Recovered
 from agentrl.testing.builders import build_episode
 from agentrl.testing.clock import run_virtual
-from agentrl.types.errors import Boundary, Failure, StalledError
+from agentrl.types.errors import CUT_OFF, Boundary, Failure, StalledError
 
 CRASH = Failure(Boundary.ENVIRONMENT, "crashed", "worker gone")
 
@@ -116,6 +119,31 @@ async def test_failures_in_a_row_stop_the_run_and_one_success_between_starts_the
         await buffer.settle(failed(tickets[5]))
     with pytest.raises(StalledError, match="resume the run"):
         await take
+
+
+async def test_episodes_that_were_cut_off_are_no_failures_in_a_row():
+    buffer = make_buffer(BufferConfig(group_size=8, groups_per_step=1, max_staleness=0), [], failures=3)
+    tickets = await admit_all(buffer)
+    gone = Failure(Boundary.SCAFFOLD, CUT_OFF, "its program ended with the worker that played it")
+    for ticket in tickets[:5]:
+        await buffer.settle(replace(failed(ticket), failure=gone))
+    await buffer.settle(failed(tickets[5]))
+    await buffer.settle(failed(tickets[6]))
+    with pytest.raises(StalledError, match="3 episodes failed in a row"):
+        await buffer.settle(failed(tickets[7]))
+
+
+async def test_what_a_resumed_run_cannot_go_on_with_is_no_failure_in_a_row():
+    config = BufferConfig(group_size=8, groups_per_step=1, max_staleness=0)
+    (first, *_) = tickets = await admit_all(make_buffer(config, [], failures=3))
+    lines: list[LedgerLine] = []
+    buffer = make_buffer(config, lines, failures=3)
+    group = Group(0, first.task, 8, {"main": 0}, first.environment, waits_for={"main"})
+    buffer.restore(Recovered(groups=(group,), running=tuple(tickets)))
+    for ticket in tickets:
+        await buffer.settle(failed(ticket))
+    lost = [line for line in lines if line.reason == "environment_crashed"]
+    assert len(lost) == len(tickets), "each has its line, and none of them has ended the run"
 
 
 def test_a_step_that_gets_nothing_ends_at_its_deadline_and_says_what_it_waited_for():

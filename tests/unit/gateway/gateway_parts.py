@@ -10,6 +10,7 @@ from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
 from agentrl.protocols import Engine, ScaffoldContext
 from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.episode_log import EpisodeJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
@@ -46,14 +47,16 @@ async def play(
     agent: Agent,
     gateway: LazyGateway | None = None,
     agents: tuple[str, ...] = ("agent",),
+    journal: EpisodeJournal | None = None,
     **limits: Any,
 ) -> Episode:
     """One episode; a gateway of its own is closed behind it."""
     bounds = replace(LIMITS, **limits)
     served = gateway or LazyGateway()
+    record = journal or RecordingJournal()
     players = {name: Player(f"policy-{name}", engine, chat, Sampling()) for name in agents}
     host = InlineHost(faulty, FaultyOptions(), bounds.tool_s)
-    runner = EpisodeRunner(players, Calling(agent), host, Verifier(bounds.tool_s), RecordingJournal(), bounds, served)
+    runner = EpisodeRunner(players, Calling(agent), host, Verifier(bounds.tool_s), record, bounds, served)
 
     async def nothing() -> None:
         return
