@@ -11,16 +11,22 @@ from agentrl.types.message import Message, Role
 from agentrl.types.program import GatewayAccess
 from agentrl.types.sandbox import Command
 
-# Commands are given the gateway's address inside the sandbox, where alone it is known.
+# The gateway's address is known inside the sandbox alone. The home is apart from the workspace, in which everything is
+# the task's: agents keep settings and histories at home.
 _START = """
-export OPENAI_BASE_URL="$AGENTRL_GATEWAY/v1" OPENAI_API_BASE="$AGENTRL_GATEWAY/v1" ANTHROPIC_BASE_URL="$AGENTRL_GATEWAY"
+HOME=$(mktemp -d) || exit 125
+export HOME ANTHROPIC_BASE_URL="$AGENTRL_GATEWAY"
+export OPENAI_BASE_URL="$AGENTRL_GATEWAY/v1" OPENAI_API_BASE="$AGENTRL_GATEWAY/v1"
 while [ "$1" != -- ]; do
   case "$1" in */*) mkdir -p "$HOME/${1%/*}" ;; esac
   printf %s "$2" > "$HOME/$1" || exit 125
   shift 2
 done
 shift
-exec "$@"
+"$@"
+code=$?
+rm -rf "$HOME"
+exit $code
 """
 _PLACE = re.compile(r"\{(prompt|key|model)\}")
 
@@ -30,8 +36,9 @@ class Program(Scaffold):
 
     In `command`, in `home_files` (by their path below ``$HOME``) and in `environment`, ``{prompt}`` stands for the text
     of the environment's opening, ``{key}`` for the API key and ``{model}`` for the first agent's name. What the command
-    prints is its answer to the environment. The gateway is at ``$AGENTRL_GATEWAY``; ``OPENAI_BASE_URL``,
-    ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY`` are set.
+    prints is its answer to the environment. ``$HOME`` is a folder of its own, empty but for these files. The gateway is
+    at ``$AGENTRL_GATEWAY``; ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY`` are
+    set.
 
     Example: ``Program(["my-agent", "--model", "{model}", "{prompt}"], timeout_s=600)``.
     """
