@@ -37,8 +37,8 @@ class Program(Scaffold):
     In `command`, in `home_files` (by their path below ``$HOME``) and in `environment`, ``{prompt}`` stands for the text
     of the environment's opening, ``{key}`` for the API key and ``{model}`` for the first agent's name. What the command
     prints is its answer to the environment. ``$HOME`` is a folder of its own, empty but for these files. The gateway is
-    at ``$AGENTRL_GATEWAY``; ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY`` are
-    set.
+    at ``$AGENTRL_GATEWAY``; ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``
+    are set.
 
     Example: ``Program(["my-agent", "--model", "{model}", "{prompt}"], timeout_s=600)``.
     """
