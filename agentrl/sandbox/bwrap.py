@@ -29,7 +29,7 @@ from pydantic import AfterValidator
 from agentrl.config.base import ConfigModel
 from agentrl.sandbox import cgroups, mounts
 from agentrl.sandbox.backend import BackendDefinition, Exit, Output
-from agentrl.sandbox.bwrap_command import BwrapCommand, check_enterable, check_read_only, is_open_to_all, write_names
+from agentrl.sandbox.bwrap_command import BwrapCommand, check_read_only, write_names
 from agentrl.sandbox.cgroups import ControlGroup, GroupRoots
 from agentrl.sandbox.network import SandboxNetwork
 from agentrl.sandbox.probing import NO_GROUP, try_script, unheld_limits
@@ -53,8 +53,8 @@ class BwrapOptions(ConfigModel):
     """Folder with a root file system that sandboxes see, instead of this machine's /usr. It needs a shell."""
     read_only: tuple[Annotated[Path, AfterValidator(check_read_only)], ...] = ()
     """Further folders of this machine that commands can read and execute at the same path, such as a virtual
-    environment or a folder with node; also those that their links lead to. Every user of this machine must be able to
-    enter them. Agents read all of it, so neither the folder of a run nor anything with hidden answers may be below."""
+    environment or a folder with node; also those that their links lead to. Agents read all of it, so neither the folder
+    of a run nor anything with hidden answers may be below."""
 
 
 class _Status(msgspec.Struct, rename="kebab"):
@@ -74,6 +74,7 @@ class BwrapBackend:
     is_root: bool
     roots: GroupRoots
     seccomp: int
+    read_only: Mapping[Path, Path]
     guarantees: frozenset[Guarantee] = frozenset()
     missing: Mapping[Guarantee, str] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -104,6 +105,9 @@ class BwrapBackend:
 
     async def close(self) -> None:
         """Remove the folder; sandboxes have been closed before."""
+        for source in self.read_only.values():
+            if self.root in source.parents:
+                mounts.unmount(source)
         await asyncio.to_thread(shutil.rmtree, self.root, ignore_errors=True)
 
     def _snapshot_folder(self, name: str) -> Path:
@@ -122,7 +126,7 @@ class BwrapPlace:
         most = None if spec.processes is None else spec.processes + _OWN_PROCESSES
         self._limits = replace(spec, processes=most)
         by_shell = None if "pids" in backend.roots.folders else most
-        self._command = BwrapCommand(backend.program, image, backend.options.read_only, folder, spec, by_shell)
+        self._command = BwrapCommand(backend.program, image, backend.read_only, folder, spec, by_shell)
         self._network = SandboxNetwork(spec)
         self._group: ControlGroup | None = None
 
@@ -311,7 +315,6 @@ class _Running:
 async def start(options: BwrapOptions, label: str) -> BwrapBackend:
     """Probe what this machine lets bubblewrap do. Raises ConfigError if no sandbox can be made."""
     is_root = os.geteuid() == 0
-    check_enterable(options.read_only if is_root else ())
     try:
         mounts.enter_own_mounts()
     except OSError as error:
@@ -326,7 +329,8 @@ async def start(options: BwrapOptions, label: str) -> BwrapBackend:
     write_names(root)
     roots = cgroups.find_roots()
     cgroups.remove_leftovers(roots)
-    backend = BwrapBackend(options, root, program, is_root, roots, make_filter())
+    read_only = mounts.shown_to_all(options.read_only, root) if is_root else {p: p for p in options.read_only}
+    backend = BwrapBackend(options, root, program, is_root, roots, make_filter(), read_only)
     try:
         backend.guarantees, backend.missing = await _probe(backend)
     except BaseException:
@@ -357,7 +361,7 @@ def _make_root(is_root: bool) -> Path:
         ConfigError: there is none that they can enter.
     """
     candidates = [Path(tempfile.gettempdir()), *_TEMPORARY]
-    found = next((path for path in candidates if not is_root or is_open_to_all(path)), None)
+    found = next((path for path in candidates if not is_root or mounts.is_open_to_all(path)), None)
     if found is None:
         raise ConfigError(
             f"sandbox 'bwrap': none of {', '.join(map(str, candidates))} can be entered by every user; set TMPDIR to a "

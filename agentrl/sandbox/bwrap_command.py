@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.sandbox.streams import ENTER
-from agentrl.types.errors import ConfigError
 from agentrl.types.sandbox import WORKSPACE, Command, SandboxSpec
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
@@ -36,12 +35,12 @@ class BwrapCommand:
         self,
         program: Path,
         image: Path | None,
-        read_only: tuple[Path, ...],
+        read_only: Mapping[Path, Path],
         folder: Path,
         spec: SandboxSpec,
         most_processes: int | None,
     ) -> None:
-        """`most_processes` is for the shell to set, where no control group does."""
+        """`read_only` says what is seen at a path; `most_processes` is for the shell, where no control group has it."""
         self._program, self._spec = program, spec
         self._enter = ENTER if most_processes is None else f"{_COUNT.format(most_processes)}; {ENTER}"
         self._files = [*_root_files(image), *_own_files(image, folder, read_only)]
@@ -84,7 +83,7 @@ def _root_files(image: Path | None) -> list[str]:
     ]
 
 
-def _own_files(image: Path | None, folder: Path, read_only: tuple[Path, ...]) -> list[str]:
+def _own_files(image: Path | None, folder: Path, read_only: Mapping[Path, Path]) -> list[str]:
     # A root folder is only read: what is not there cannot be put in its place.
     names = [name for name in _NAMES if image is None or (image / "etc" / name).exists()]
     return [
@@ -92,7 +91,7 @@ def _own_files(image: Path | None, folder: Path, read_only: tuple[Path, ...]) ->
         *("--bind", f"{folder}/tmp", "/tmp", "--bind", f"{folder}/workspace", WORKSPACE),
         *(word for name in names for word in ("--ro-bind-try", f"{folder}/../{name}", f"/etc/{name}")),
         # Behind the sandbox's own /tmp, so that what lies below that of this machine is seen.
-        *(word for path in read_only for word in ("--ro-bind", str(path), str(path))),
+        *(word for path, source in read_only.items() for word in ("--ro-bind", str(source), str(path))),
         *("--remount-ro", "/"),
     ]
 
@@ -116,18 +115,3 @@ def check_read_only(path: Path) -> Path:
             f"{path} cannot be shown: a sandbox has {', '.join(sorted(set(own)))} of its own; name a folder"
         )
     return path
-
-
-def check_enterable(paths: tuple[Path, ...]) -> None:
-    """Raises ConfigError if the user ids of commands, which are nobody's, cannot get there."""
-    closed = next((path for path in paths if not is_open_to_all(path if path.is_dir() else path.parent)), None)
-    if closed is not None:
-        raise ConfigError(
-            f"sandbox 'bwrap': not every user of this machine can enter {closed}, which read_only names; chmod o+x it "
-            "and its parents, or move it"
-        )
-
-
-def is_open_to_all(folder: Path) -> bool:
-    """Whether every user of this machine can enter a folder."""
-    return folder.is_dir() and all(path.stat().st_mode & 0o001 for path in (folder, *folder.resolve().parents))

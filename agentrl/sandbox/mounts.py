@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 2, 4, 16384, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 
 
@@ -42,6 +43,27 @@ def mount_overlay(folder: Path, lower: Path, upper: Path, work: Path) -> None:
     """The files of `lower`, of which changes go to `upper` alone. Raises OSError."""
     options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
     _mount("overlay", folder, options)
+
+
+def shown_to_all(paths: Iterable[Path], folder: Path) -> dict[Path, Path]:
+    """Where every user reaches these paths: what lies in a folder that some cannot enter is shown in `folder` too.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    found: dict[Path, Path] = {}
+    for number, path in enumerate(paths):
+        found[path] = path
+        if not is_open_to_all(path.resolve().parent):
+            found[path] = folder / f"shown-{number}"
+            found[path].mkdir() if path.is_dir() else found[path].touch()
+            _show_again(path, found[path])
+    return found
+
+
+def is_open_to_all(folder: Path) -> bool:
+    """Whether every user can enter a folder."""
+    return folder.is_dir() and all(path.stat().st_mode & 0o001 for path in (folder, *folder.resolve().parents))
 
 
 def unmount(folder: Path) -> None:
@@ -81,6 +103,13 @@ def in_network_of(pid: int, work: Callable[[], T]) -> T:
 def _mount(kind: str, folder: Path, options: str) -> None:
     result = _LIBC.mount(kind.encode(), str(folder).encode(), kind.encode(), _MS_NOSUID | _MS_NODEV, options.encode())
     _check(result, f"mount {kind} on {folder}")
+
+
+def _show_again(source: Path, target: Path) -> None:
+    """Bind a file or folder to a second place, read-only: whoever removes that place must not reach the first one."""
+    names = (str(source).encode(), str(target).encode())
+    _check(_LIBC.mount(*names, None, _MS_BIND | _MS_REC, None), f"show {source} at {target}")
+    _check(_LIBC.mount(*names, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None), f"make {target} read-only")
 
 
 def _check(result: int, what: str) -> None:

@@ -129,12 +129,19 @@ async def test_programs_of_folders_that_are_shown_can_be_run_and_not_be_changed(
         assert program.read_text() == "#!/bin/sh\necho at work\n"
 
 
-async def test_a_folder_that_not_every_user_can_enter_is_named_at_the_start() -> None:
+async def test_what_only_root_can_enter_is_shown_all_the_same_and_is_there_when_the_keeper_has_ended() -> None:
     with tempfile.TemporaryDirectory(prefix="shown-", dir="/tmp") as folder:
+        inner, file = Path(folder, "inner"), Path(folder, "file")
+        inner.mkdir()
+        Path(inner, "kept").write_text("kept")
+        file.write_text("alone")
         Path(folder).chmod(0o700)
-        with pytest.raises(ConfigError, match=rf"not every user of this machine can enter {folder}.*chmod o\+x"):
-            async with keeper("bwrap", options={"read_only": [folder]}):
-                pass
+        async with keeper("bwrap", options={"read_only": [str(inner), str(file)]}) as host:
+            sandbox = await host.open(SandboxSpec())
+            seen = await sandbox.run(sh(f"cat {inner}/kept {file}; rm -rf {folder}"), "1")
+            assert seen.stdout == b"keptalone"
+            assert b"Read-only file system" in seen.stderr
+        assert [Path(inner, "kept").read_text(), file.read_text()] == ["kept", "alone"]
 
 
 @pytest.mark.parametrize(
