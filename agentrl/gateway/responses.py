@@ -1,7 +1,8 @@
 """OpenAI Responses: ``POST /v1/responses``, without state: a request has its whole conversation.
 
 A reply is an item of reasoning, a message and function calls; consecutive items of the assistant are read as one
-message. Reasoning is not read back. Calls that did not parse go out as in Chat Completions.
+message. To the policy the name of a function in a namespace begins with that, as in ``multi_agent_v1.spawn_agent``.
+Reasoning is not read back. Calls that did not parse go out as in Chat Completions.
 """
 
 from __future__ import annotations
@@ -143,17 +144,35 @@ def _refuse_what_no_policy_gives(request: dict[str, Any]) -> None:
 
 
 def _read_tools(request: dict[str, Any]) -> tuple[tuple[ToolSpec, ...], list[str]]:
-    """Functions, and names of what has no effect."""
+    """Functions, those of namespaces too, and names of what has no effect."""
     tools, in_vain = [], []
-    for tool, place in shapes.objects(request.get("tools"), "tools"):
+    for tool, place, namespace in _offered(request):
         if tool.get("type") != "function":
             in_vain.append(f"tools.{tool.get('type')}")
             continue
         # Programs leave out what the type requires.
         shapes.check(_TOOL, {"strict": None, "parameters": None} | shapes.given(tool), place)
-        tools.append(shapes.tool_spec(tool["name"], tool.get("description"), tool.get("parameters")))
+        name = _full_name(namespace, tool["name"])
+        tools.append(shapes.tool_spec(name, tool.get("description"), tool.get("parameters")))
         in_vain += ["tools.strict"] * bool(tool.get("strict"))
     return tuple(tools), list(dict.fromkeys(in_vain))
+
+
+def _offered(request: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str | None]]:
+    """Tools with their places and namespaces."""
+    for tool, place in shapes.objects(request.get("tools"), "tools"):
+        if tool.get("type") != "namespace":
+            yield tool, place, None
+            continue
+        if not isinstance(tool.get("name"), str):
+            raise shapes.refused("Field required", f"{place}.name")
+        for inner, where in shapes.objects(tool.get("tools"), f"{place}.tools"):
+            yield inner, where, tool["name"]
+
+
+def _full_name(namespace: str | None, name: str) -> str:
+    """What the policy calls a function: names have no dots of their own."""
+    return name if namespace is None else f"{namespace}.{name}"
 
 
 def _read_conversation(request: dict[str, Any]) -> Iterator[Message]:
@@ -193,7 +212,8 @@ def _read_item(entry: dict[str, Any], place: str) -> Message:
         return Message(_ROLES[item["role"]], text)
     if kind == "function_call":
         shapes.check(_CALL, item, place)
-        return Message(Role.ASSISTANT, "", (rendering.read_call(item["call_id"], item["name"], item["arguments"]),))
+        name = _full_name(item.get("namespace"), item["name"])
+        return Message(Role.ASSISTANT, "", (rendering.read_call(item["call_id"], name, item["arguments"]),))
     if kind == "function_call_output":
         text = shapes.text_of(item.get("output"), f"{place}.output", _TEXTS)
         shapes.check(_RESULT, item, place)
@@ -217,8 +237,14 @@ def _items(reply: ModelReply, call_id: str) -> Iterator[dict[str, Any]]:
         content = [{"type": "output_text", "text": text, "annotations": []}]
         yield {"type": "message", "id": f"msg_{call_id}", "role": "assistant", "status": state, "content": content}
     for n, call in enumerate(calls):
-        function = {"call_id": call.id, "name": call.name, "arguments": rendering.arguments_text(call)}
+        function = {"call_id": call.id, "arguments": rendering.arguments_text(call)} | _names(call.name)
         yield {"type": "function_call", "id": f"fc_{call_id}_{n}", "status": "completed"} | function
+
+
+def _names(full_name: str) -> dict[str, str]:
+    """Name and namespace of a function; the converse of `_full_name`."""
+    namespace, _, name = full_name.rpartition(".")
+    return {"namespace": namespace, "name": name} if namespace and name else {"name": full_name}
 
 
 def _head(call_id: str, model: str) -> dict[str, Any]:

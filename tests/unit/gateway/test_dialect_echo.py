@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from agentrl.types.message import Message, Role, ToolCall
 
-NAMES = st.text("abc_-XYZ.é ", min_size=1, max_size=12) | st.sampled_from(["\ud800", "a\nb", "\u2028"])
+NAMES = st.text("abc_-XYZ.é ", min_size=1, max_size=12) | st.sampled_from(
+    ["\ud800", "a\nb", "\u2028", "a.b", ".", ".a", "a."]
+)
 IDS = st.uuids().map(str)
 LEAVES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.just("\ud800")
 VALUES = st.recursive(

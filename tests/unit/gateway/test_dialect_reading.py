@@ -30,7 +30,7 @@ def test_codex():
         Message(Role.ASSISTANT, "", (ToolCall("call_2", "shell", {}, "invalid_json", '{"command": '),)),
         Message(Role.TOOL, "failed to parse function arguments", tool_call_id="call_2"),
     )
-    assert [tool.name for tool in call.call.tools] == ["shell", "update_plan"]
+    assert [tool.name for tool in call.call.tools] == ["shell", "update_plan", "mcp__docs.find"]
     assert call.call.tools[0].parameters["required"] == ["command"]
     assert call.is_streamed
     assert sorted(call.overrides) == [
@@ -39,7 +39,6 @@ def test_codex():
         "text",
         "tools.custom",
         "tools.local_shell",
-        "tools.namespace",
         "tools.web_search",
     ]
 
