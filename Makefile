@@ -120,7 +120,7 @@ $(AGENTS_VENV)/.installed: deploy/agents/requirements.txt deploy/agents/package.
 	@test -x $(AGENTS_VENV)/bin/python || $(PYTHON) -m venv $(AGENTS_VENV)
 	@$(AGENTS_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -r $<
 	@cp $(filter %.json,$^) $(AGENTS_VENV)
-	@PATH="$(CURDIR)/$(AGENTS_VENV)/bin:$$PATH" npm ci --prefix $(AGENTS_VENV) --ignore-scripts --no-audit --no-fund
+	@PATH="$(CURDIR)/$(AGENTS_VENV)/bin:$$PATH" npm ci --prefix $(AGENTS_VENV) --ignore-scripts --no-audit --no-fund --loglevel error
 	@ln -sfr $(AGENTS_VENV)/node_modules/@openai/codex-linux-*/vendor/*/bin/codex $(AGENTS_VENV)/bin/codex
 	@ln -sfr $(AGENTS_VENV)/node_modules/@anthropic-ai/claude-code-linux-*/claude $(AGENTS_VENV)/bin/claude
 	@LITELLM_LOCAL_MODEL_COST_MAP=True MSWEA_SILENT_STARTUP=1 $(AGENTS_VENV)/bin/python -c \
