@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import secrets
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.gateway.dialects import Dialect, ReadCall
@@ -17,16 +19,28 @@ _RETRY_HEADERS = ("x-stainless-retry-count", "x-retry-count")
 _IDEMPOTENCY_KEY = "idempotency-key"
 # Two sub-agents may ask the very same at once; they are told apart by these alone.
 _ASKERS = (_IDEMPOTENCY_KEY, "x-claude-code-agent-id", "thread-id")
+_HANG_UP_S = 0.25
 _HOW_TO_ANSWER = ("stream", "stream_options")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AnsweredCall:
-    """One call: the reply in the making, and whether a client has heard the whole answer."""
+    """One call: the reply in the making, whether a client has heard the whole answer, and how many wait for it."""
 
     id: str
     reply: asyncio.Task[ModelReply]
     is_heard: bool = False
+    waiting: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether an answer is or will be there that nobody has heard or waits for."""
+        return not self.is_heard and not self.waiting
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there will be no answer."""
+        return self.reply.done() and (self.reply.cancelled() or self.reply.exception() is not None)
 
     async def answer(self) -> ModelReply:
         """The reply, which goes on being made if the caller is cancelled. Raises CallRefusedError."""
@@ -40,40 +54,48 @@ class Session:
     """The calls of one episode's programs.
 
     A client whose answer was lost sends its call again: that is not another call, but gets the same answer. It is known
-    by its header, or by an earlier call with the same body whose answer nobody has heard: few programs send a header.
-    It may ask for a stream the first time and for a whole answer the second.
+    by its header, or by an earlier call with the same body whose answer nobody has heard or waits for, since few
+    programs send a header. It may ask for a stream the first time and for a whole answer the second. The same asked
+    twice at once is two calls.
     """
 
     def __init__(self, calls: ProgramCalls) -> None:
         self.calls = calls
         self.key = f"agentrl-{secrets.token_urlsafe(24)}"
-        self._answered: dict[str, AnsweredCall] = {}
+        self._answered: defaultdict[str, list[AnsweredCall]] = defaultdict(list)
         self._tasks: set[asyncio.Task[ModelReply]] = set()
 
-    def begin(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> tuple[ReadCall, AnsweredCall]:
-        """What a request asks for, and the call that it is, new or sent again. Raises CallRefusedError."""
+    async def begin(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> tuple[ReadCall, AnsweredCall]:
+        """What a request asks for, and the call that it is, new or sent again.
+
+        Waits for: a client that asked the same and still seems to wait. Unblocked by: a moment, in which it would be
+        seen to have hung up. Raises CallRefusedError.
+        """
         try:
             read = dialect.read(body)
         except CallRefusedError:
             self.calls.begin()
             self.calls.count("refused")
             raise
-        name = _name_of(dialect, body, headers)
-        known = self._answered.get(name)
-        if known is not None and not _has_failed(known) and (_is_retry(headers) or not known.is_heard):
+        same = self._answered[_name_of(dialect, body, headers)]
+        known = _sent_before(same, headers)
+        if known is None and any(call.waiting for call in same):
+            await asyncio.sleep(_HANG_UP_S)
+            known = _sent_before(same, headers)
+        if known is not None:
             self.calls.count("sent_again")
             return read, known
         self.calls.begin()
         task = asyncio.create_task(self.calls.reply(read.call, dialect.echo, read.overrides), name="model-call")
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        call = self._answered[name] = AnsweredCall(secrets.token_hex(12), task)
-        return read, call
+        same.append(AnsweredCall(secrets.token_hex(12), task))
+        return read, same[-1]
 
     def end(self) -> None:
         """Cancel what is in the making; counts the replies that no client has heard whole."""
-        for call in self._answered.values():
-            if call.reply.done() and not _has_failed(call) and not call.is_heard:
+        for call in itertools.chain.from_iterable(self._answered.values()):
+            if call.reply.done() and not call.has_failed and not call.is_heard:
                 self.calls.count("unheard")
         for task in self._tasks:
             task.cancel()
@@ -92,9 +114,6 @@ def _name_of(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> str:
     return "/".join([dialect.name, *(headers.get(name, "") for name in _ASKERS), digest])
 
 
-def _is_retry(headers: Mapping[str, str]) -> bool:
-    return _IDEMPOTENCY_KEY in headers or any(headers.get(name, "0") != "0" for name in _RETRY_HEADERS)
-
-
-def _has_failed(call: AnsweredCall) -> bool:
-    return call.reply.done() and (call.reply.cancelled() or call.reply.exception() is not None)
+def _sent_before(same: Sequence[AnsweredCall], headers: Mapping[str, str]) -> AnsweredCall | None:
+    is_retry = _IDEMPOTENCY_KEY in headers or any(headers.get(name, "0") != "0" for name in _RETRY_HEADERS)
+    return next((call for call in reversed(same) if not call.has_failed and (is_retry or call.is_lost)), None)

@@ -17,6 +17,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from agentrl.gateway.calls import AnsweredCall, Session
 from agentrl.gateway.chat import ChatDialect
@@ -32,6 +33,9 @@ _MAX_BODY_BYTES = 64 << 20
 _BEFORE_STREAM_S = 5.0
 _KEEP_ALIVE_S = 3.0
 _END_S = 5
+# Programs keep their connections, and one that ends just as it is used again looks to them like a failure.
+_KEPT_OPEN_S = 3600
+_NOBODY_HEARS = 499
 _KEPT_KEYS = 4096
 _NO_STORE = {"cache-control": "no-store", "x-accel-buffering": "no"}
 # SDKs of both vendors read it: what was refused is refused again.
@@ -102,26 +106,26 @@ class GatewayServer:
     def _answering(self, dialect: Dialect) -> _Handler:
         async def answer(request: Request) -> Response:
             try:
-                session = self._session(request)
-                body = await _read_body(request)
-                read, call = session.begin(dialect, body, request.headers)
-                if read.is_streamed:
-                    return await self._stream(dialect, read, call)
-                reply = await call.answer()
+                return await self._answer(dialect, request)
             except CallRefusedError as refusal:
                 status = dialect.over_status if isinstance(refusal, SessionOverError) else refusal.status
                 return JSONResponse(dialect.error(refusal), status, _NEVER_AGAIN)
-            call.is_heard = not await request.is_disconnected()
-            return JSONResponse(dialect.answer(read, reply, call.id))
+            except ClientDisconnect:
+                return Response(status_code=_NOBODY_HEARS)
 
         return answer
 
-    async def _stream(self, dialect: Dialect, read: ReadCall, call: AnsweredCall) -> Response:
-        """A stream; what is refused soon is refused with its status instead. Raises CallRefusedError."""
-        await asyncio.wait([call.reply], timeout=_BEFORE_STREAM_S)
-        if call.reply.done():
-            await call.answer()
-        return StreamingResponse(_events(dialect, read, call), media_type="text/event-stream", headers=_NO_STORE)
+    async def _answer(self, dialect: Dialect, request: Request) -> Response:
+        """The answer to a request; what is refused soon is no stream. Raises CallRefusedError or ClientDisconnect."""
+        session = self._session(request)
+        read, call = await session.begin(dialect, await _read_body(request), request.headers)
+        await _until_answered(request, call, _BEFORE_STREAM_S if read.is_streamed else None)
+        if read.is_streamed and not call.has_failed:
+            events = _events(dialect, read, call)
+            return StreamingResponse(events, media_type="text/event-stream", headers=_NO_STORE)
+        answer = dialect.answer(read, await call.answer(), call.id)
+        call.is_heard = True
+        return JSONResponse(answer)
 
     def _session(self, request: Request) -> Session:
         """The session that a request is of. Raises CallRefusedError."""
@@ -149,7 +153,14 @@ class _HttpServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(
-            uvicorn.Config(app, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=_END_S)
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=_KEPT_OPEN_S,
+                timeout_graceful_shutdown=_END_S,
+            )
         )
 
     @contextmanager
@@ -160,16 +171,36 @@ class _HttpServer(uvicorn.Server):
 
 async def _events(dialect: Dialect, read: ReadCall, call: AnsweredCall) -> AsyncIterator[str]:
     """Waits for: the reply, saying every few seconds that it comes. Unblocked by: it, or a client that hangs up."""
-    while not (await asyncio.wait([call.reply], timeout=_KEEP_ALIVE_S))[0]:
-        yield dialect.keep_alive(call.id)
+    call.waiting += 1
     try:
-        reply = await call.answer()
+        while not (await asyncio.wait([call.reply], timeout=_KEEP_ALIVE_S))[0]:
+            yield dialect.keep_alive(call.id)
+        for event in dialect.events(read, await call.answer(), call.id):
+            yield event
+        call.is_heard = True
     except CallRefusedError as refusal:
         yield dialect.error_event(refusal, call.id)
-        return
-    for event in dialect.events(read, reply, call.id):
-        yield event
-    call.is_heard = True
+    finally:
+        call.waiting -= 1
+
+
+async def _until_answered(request: Request, call: AnsweredCall, limit_s: float | None) -> None:
+    """Waits for: the reply. Unblocked by: it, a limit, or a client that hangs up, which raises ClientDisconnect."""
+    gone = asyncio.create_task(_until_gone(request), name="client-gone")
+    call.waiting += 1
+    try:
+        await asyncio.wait([call.reply, gone], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            raise ClientDisconnect
+    finally:
+        call.waiting -= 1
+        gone.cancel()
+
+
+async def _until_gone(request: Request) -> None:
+    """Waits for: a client to hang up, whose request was read whole. Ends by cancellation as well."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _nothing_here(request: Request, error: Exception) -> Response:

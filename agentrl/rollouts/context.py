@@ -145,6 +145,10 @@ class Context:
         self._log.check_parking()
         if self._calls is not None:
             self._raise_end(self._calls)
+        if not self._record.num_turns:
+            message = "the scaffold acts before any policy has replied; whose action that is cannot be put on record"
+            self._record.failure = Failure(Boundary.SCAFFOLD, "no_reply", message)
+            raise EpisodeOver
         action = replace(action, tool_calls=tuple(map(self._with_id, action.tool_calls)))
         intents = tuple(Effect(call.id, call) for call in action.tool_calls)
         await self._log.intended(intents)

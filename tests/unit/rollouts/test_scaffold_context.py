@@ -5,6 +5,7 @@ from rollout_parts import ANSWER, CALL, in_turn, play
 from agentrl.protocols import ScaffoldContext
 from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.testing.scripted import AbortingEngine, ScriptedEngine
+from agentrl.types.errors import Boundary
 from agentrl.types.message import Message, Role, ToolCall
 
 
@@ -59,3 +60,15 @@ async def test_the_context_has_the_tokens_of_what_the_agent_was_told_and_has_sai
     opening, call, result, answer, again, last = (len(node.token_ids) for node in episode.nodes)
     first = opening + call
     assert scaffold.sizes == [0, first, first, first + result + answer, again + last]
+
+
+async def test_a_scaffold_that_acts_before_any_reply_fails_its_episode_and_says_why(chat):
+    class Hasty:
+        async def run(self, context: ScaffoldContext) -> None:
+            await context.start()
+            await context.step(CALL)
+
+    events: list[str] = []
+    episode = await play(chat, ScriptedEngine(chat, in_turn(ANSWER)), Hasty(), journal=RecordingJournal(events))
+    assert (episode.failure.boundary, episode.failure.kind) == (Boundary.SCAFFOLD, "no_reply")
+    assert events == []
