@@ -25,17 +25,21 @@ _HOW_TO_ANSWER = ("stream", "stream_options")
 
 @dataclass(slots=True, eq=False)
 class AnsweredCall:
-    """One call: the reply in the making, whether a client has heard the whole answer, and how many wait for it."""
+    """One call: the reply in the making, whether a client was given the whole answer, and how many wait for it.
+
+    `is_broken_off` says that the client closed the connection by which it got the answer, and so may have lost a part.
+    """
 
     id: str
     reply: asyncio.Task[ModelReply]
     is_heard: bool = False
+    is_broken_off: bool = False
     waiting: int = 0
 
     @property
     def is_lost(self) -> bool:
-        """Whether an answer is or will be there that nobody has heard or waits for."""
-        return not self.is_heard and not self.waiting
+        """Whether an answer is or will be there that nobody waits for, and nobody has surely heard."""
+        return not self.waiting and (self.is_broken_off or not self.is_heard)
 
     @property
     def has_failed(self) -> bool:
@@ -84,6 +88,7 @@ class Session:
             known = _sent_before(same, headers)
         if known is not None:
             self.calls.count("sent_again")
+            known.is_broken_off = False
             return read, known
         self.calls.begin()
         task = asyncio.create_task(self.calls.reply(read.call, dialect.echo, read.overrides), name="model-call")

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.gateway.calls import AnsweredCall, Session
 from agentrl.gateway.chat import ChatDialect
@@ -119,6 +120,7 @@ class GatewayServer:
         """The answer to a request; what is refused soon is no stream. Raises CallRefusedError or ClientDisconnect."""
         session = self._session(request)
         read, call = await session.begin(dialect, await _read_body(request), request.headers)
+        request.state.answered, request.state.is_streamed = call, read.is_streamed
         await _until_answered(request, call, _BEFORE_STREAM_S if read.is_streamed else None)
         if read.is_streamed and not call.has_failed:
             events = _events(dialect, read, call)
@@ -148,6 +150,33 @@ class GatewayServer:
         return JSONResponse({"object": "list", "data": [{"id": name} | card for name in calls.models]})
 
 
+class _Connection(H11Protocol):
+    """A client's connection; notes on the call that was answered by it last if the client breaks it off.
+
+    What was written is not yet heard: clients that lose a stream, or leave it in the middle, close its connection, and
+    those that have heard it keep the connection for their next call. A whole answer is lost with a reset alone, since
+    simple clients close their connection behind each.
+    """
+
+    def eof_received(self) -> None:
+        """The client has closed."""
+        self._note(streams_only=True)
+        super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone, by an error where there is one."""
+        if exc is not None:
+            self._note(streams_only=False)
+        super().connection_lost(exc)
+
+    def _note(self, streams_only: bool) -> None:
+        # Before the first request of a connection there is none, whatever its type says.
+        state = self.scope.get("state", {}) if self.scope is not None else {}  # type: ignore[redundant-expr]
+        call: AnsweredCall | None = state.get("answered")
+        if call is not None and (state["is_streamed"] or not streams_only):
+            call.is_broken_off = True
+
+
 class _HttpServer(uvicorn.Server):
     """Serves an application on the run's own event loop, and leaves signals to the run."""
 
@@ -155,6 +184,7 @@ class _HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=_Connection,
                 lifespan="off",
                 log_level="warning",
                 access_log=False,

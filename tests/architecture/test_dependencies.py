@@ -26,7 +26,7 @@ HOMES = {
     ),
     "uvicorn": ("agentrl.engine.http", "agentrl.serving", "agentrl.gateway.server"),
     "fastapi": ("agentrl.serving", "agentrl.gateway.server"),
-    "starlette": ("agentrl.serving",),
+    "starlette": ("agentrl.serving", "agentrl.gateway.server"),
     "prometheus_client": ("agentrl.serving",),
     "websockets": (
         "agentrl.envs.connection",

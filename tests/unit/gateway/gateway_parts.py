@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
+
+import httpx
+import openai
 
 from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
@@ -15,6 +19,7 @@ from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.recording_journal import RecordingJournal
+from agentrl.testing.scripted import ScriptedEngine
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Episode
 from agentrl.types.generation import Sampling
@@ -66,3 +71,37 @@ async def play(
     finally:
         if gateway is None:
             await served.close()
+
+
+QUESTION = "what is the count?"
+
+
+def script(session, messages):
+    return CALL if messages[-1].role is not Role.TOOL else ANSWER
+
+
+def client(access, **options) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{access.url}/v1", api_key=access.key, max_retries=0, **options)
+
+
+async def raw(access, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=access.url, timeout=60) as http:
+        return await http.post(path, json=body, headers={"authorization": f"Bearer {access.key}", **(headers or {})})
+
+
+ASKED = {"model": "agent", "messages": [{"role": "user", "content": QUESTION}]}
+
+
+class Held(ScriptedEngine):
+    """Gives no reply before it is told to."""
+
+    def __init__(self, chat) -> None:
+        super().__init__(chat, script)
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.num_asked = 0
+
+    async def generate(self, request):
+        self.asked.set()
+        self.num_asked += 1
+        await self.may_answer.wait()
+        return await super().generate(request)

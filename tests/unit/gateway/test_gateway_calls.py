@@ -6,34 +6,23 @@ import asyncio
 import json
 
 import anthropic
-import httpx
 import openai
 import pytest
-from gateway_parts import ANSWER, CALL, play
+from gateway_parts import ANSWER, ASKED, QUESTION, Held, client, play, raw, script
 
 from agentrl.gateway.starting import LazyGateway
 from agentrl.testing.scripted import AbortingEngine, ScriptedEngine
 from agentrl.testing.tiny import tiny_chat
 from agentrl.types.episode import StopReason
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.message import Role
 from agentrl.types.trajectory import build_trajectories
 
-QUESTION = "what is the count?"
 TOOL = {"type": "function", "function": {"name": "query", "description": "Query.", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="session")
 def chat(tiny_model):
     return tiny_chat(tiny_model)
-
-
-def script(session, messages):
-    return CALL if messages[-1].role is not Role.TOOL else ANSWER
-
-
-def client(access, **options) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{access.url}/v1", api_key=access.key, max_retries=0, **options)
 
 
 def in_chat(streams: bool):
@@ -118,14 +107,6 @@ async def test_two_turns_by_an_official_sdk_are_one_branch_of_exactly_the_delive
     assert (episode.stop_reason, episode.counts["calls"]) == (StopReason.ANSWERED, 2)
 
 
-async def raw(access, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=access.url, timeout=60) as http:
-        return await http.post(path, json=body, headers={"authorization": f"Bearer {access.key}", **(headers or {})})
-
-
-ASKED = {"model": "agent", "messages": [{"role": "user", "content": QUESTION}]}
-
-
 async def test_a_session_is_found_by_its_path_without_a_key(chat):
     async def agent(access):
         async with openai.AsyncOpenAI(base_url=f"{access.url}/sessions/{access.key}/v1", api_key="none") as api:
@@ -150,119 +131,6 @@ async def test_who_has_no_key_or_that_of_an_episode_that_is_over_gets_nothing(ch
     assert (late.status_code, late.headers["x-should-retry"]) == (401, "false")
     assert "session is over" in late.json()["error"]["message"]
     assert (len(episode.turns), episode.failure) == (1, None)
-
-
-async def test_a_call_that_is_sent_again_is_answered_once(chat):
-    async def agent(access):
-        first = await raw(access, "/v1/chat/completions", ASKED)
-        again = await raw(access, "/v1/chat/completions", ASKED, {"x-stainless-retry-count": "1"})
-        assert again.json() == first.json()
-        keyed = [await raw(access, "/v1/chat/completions", ASKED, {"idempotency-key": "k"}) for _ in range(2)]
-        assert keyed[0].json() == keyed[1].json() != first.json()
-
-    episode = await play(chat, ScriptedEngine(chat, script), agent)
-    assert (len(episode.turns), episode.counts["sent_again"]) == (2, 2)
-
-
-async def test_the_same_call_without_a_sign_of_a_retry_is_another_call(chat):
-    async def agent(access):
-        first, second = [await raw(access, "/v1/chat/completions", ASKED) for _ in range(2)]
-        assert first.json()["id"] != second.json()["id"]
-
-    assert len((await play(chat, ScriptedEngine(chat, script), agent)).turns) == 2
-
-
-async def test_two_sub_agents_may_ask_the_same_at_once(chat):
-    engine = Held(chat)
-
-    async def agent(access):
-        calls = [asyncio.create_task(raw(access, "/v1/chat/completions", ASKED)) for _ in range(2)]
-        while engine.num_asked < 2:
-            await asyncio.sleep(0)
-        engine.may_answer.set()
-        answers = [answer.json()["id"] for answer in await asyncio.gather(*calls)]
-        assert answers[0] != answers[1]
-
-    episode = await play(chat, engine, agent)
-    assert (len(episode.turns), "sent_again" in episode.counts) == (2, False)
-    assert [node.parent for node in episode.nodes] == [None, 0, 0]
-
-
-async def test_of_two_sub_agents_that_asked_the_same_each_gets_its_own_reply_again(chat):
-    async def agent(access):
-        first = {"x-claude-code-agent-id": "a"}, {"x-claude-code-agent-id": "b"}
-        answers = [(await raw(access, "/v1/chat/completions", ASKED, name)).json()["id"] for name in first]
-        again = [{**name, "x-stainless-retry-count": "1"} for name in first]
-        assert [(await raw(access, "/v1/chat/completions", ASKED, name)).json()["id"] for name in again] == answers
-
-    assert len((await play(chat, ScriptedEngine(chat, script), agent)).turns) == 2
-
-
-async def test_who_loses_a_stream_and_asks_for_a_whole_answer_gets_the_same_reply(chat):
-    engine = Held(chat)
-
-    async def agent(access):
-        first = asyncio.create_task(raw(access, "/v1/chat/completions", {**ASKED, "stream": True}))
-        await engine.asked.wait()
-        first.cancel()
-        await asyncio.wait([first])
-        engine.may_answer.set()
-        await raw(access, "/v1/chat/completions", ASKED)
-
-    assert len((await play(chat, engine, agent)).turns) == 1
-
-
-class Held(ScriptedEngine):
-    """Gives no reply before it is told to."""
-
-    def __init__(self, chat) -> None:
-        super().__init__(chat, script)
-        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
-        self.num_asked = 0
-
-    async def generate(self, request):
-        self.asked.set()
-        self.num_asked += 1
-        await self.may_answer.wait()
-        return await super().generate(request)
-
-
-@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-async def test_who_hangs_up_and_asks_again_gets_the_reply_that_was_in_the_making(chat, streams):
-    engine = Held(chat)
-    asked = {**ASKED, "stream": streams}
-
-    async def agent(access):
-        first = asyncio.create_task(raw(access, "/v1/chat/completions", asked))
-        await engine.asked.wait()
-        first.cancel()
-        await asyncio.wait([first])
-        second = asyncio.create_task(raw(access, "/v1/chat/completions", asked))
-        engine.may_answer.set()
-        answer = await second
-        assert answer.status_code == 200
-        assert "I look." in answer.text.replace('","', "") or "look" in answer.text
-
-    episode = await play(chat, engine, agent)
-    assert len(episode.turns) == 1
-    assert episode.counts["sent_again"] == 1
-    assert "unheard" not in episode.counts
-
-
-async def test_a_reply_that_nobody_hears_is_on_record_and_counted(chat):
-    engine = Held(chat)
-
-    async def agent(access):
-        first = asyncio.create_task(raw(access, "/v1/chat/completions", ASKED))
-        await engine.asked.wait()
-        first.cancel()
-        await asyncio.wait([first])
-        engine.may_answer.set()
-        await raw(access, "/v1/chat/completions", {**ASKED, "temperature": 0.5})
-
-    episode = await play(chat, engine, agent)
-    assert len(episode.turns) == 2
-    assert (episode.counts["unheard"], episode.counts["overrides_temperature"]) == (1, 1)
 
 
 async def test_a_program_that_goes_on_calling_is_stopped_by_the_episode_and_told_never_to_retry(chat):
