@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrl.types.message import Message
@@ -16,7 +16,9 @@ class ReadCall:
 
     `overrides` names what the program asked for in vain: settings that the run's win over (``temperature``), that have
     no effect here (``response_format``), tools of a kind that is no function (``tools.web_search``), and
-    ``unrecognized`` for fields that the dialect does not know.
+    ``unrecognized`` for fields that the dialect does not know. `namespaces` says for a tool that the program keeps in
+    a namespace, by the one name that the policy knows it by, which namespace that is and the tool's name in it:
+    ``{"agents.spawn": ("agents", "spawn")}``.
     """
 
     call: ModelCall
@@ -24,6 +26,7 @@ class ReadCall:
     overrides: tuple[str, ...]
     wants_logprobs: bool = False
     wants_usage: bool = False  # in a stream whose program must ask for it
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class Dialect(Protocol):

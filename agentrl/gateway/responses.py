@@ -1,18 +1,22 @@
 """OpenAI Responses: ``POST /v1/responses``, without state: a request has its whole conversation.
 
 A reply is an item of reasoning, a message and function calls; consecutive items of the assistant are read as one
-message. To the policy the name of a function in a namespace begins with that, as in ``multi_agent_v1.spawn_agent``.
-Reasoning is not read back. Calls that did not parse go out as in Chat Completions.
+message. Reasoning is not read back. Calls that did not parse go out as in Chat Completions.
+
+To the policy the name of a function in a namespace begins with that, as in ``multi_agent_v1.spawn_agent``. Other
+functions may have dots in their names too: which are in a namespace is known from the request alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from openai.types.responses import (
     EasyInputMessageParam,
     FunctionToolParam,
+    NamespaceToolParam,
     Response,
     ResponseFunctionToolCallParam,
 )
@@ -28,6 +32,7 @@ from agentrl.types.program import CallRefusedError, ModelCall, ModelReply
 
 _SETTINGS: shapes.Shape = TypeAdapter(ResponseCreateParamsBase)
 _TOOL: shapes.Shape = TypeAdapter(FunctionToolParam)
+_NAMESPACE: shapes.Shape = TypeAdapter(NamespaceToolParam)
 _MESSAGE: shapes.Shape = TypeAdapter(EasyInputMessageParam)
 _CALL: shapes.Shape = TypeAdapter(ResponseFunctionToolCallParam)
 _RESULT: shapes.Shape = TypeAdapter(FunctionCallOutput)
@@ -76,15 +81,17 @@ class ResponsesDialect:
             raise shapes.refused("Field required", "model")
         _refuse_what_no_policy_gives(request)
         shapes.check_settings(_SETTINGS, request, _READ)
-        tools, without_effect = _read_tools(request)
+        tools = _Tools()
+        for tool, place in shapes.objects(request.get("tools"), "tools"):
+            tools.read(tool, place)
         call = ModelCall(
             model=request["model"],
             messages=shapes.conversation(_read_conversation(request), "input"),
-            tools=tools,
+            tools=tuple(tools.specs),
             max_tokens=shapes.token_bound(request, "max_output_tokens"),
         )
-        overrides = (*shapes.in_vain(request, _IN_VAIN, _KNOWN), *without_effect)
-        return ReadCall(call, shapes.flag(request, "stream"), overrides)
+        overrides = (*shapes.in_vain(request, _IN_VAIN, _KNOWN), *dict.fromkeys(tools.in_vain))
+        return ReadCall(call, shapes.flag(request, "stream"), overrides, namespaces=tools.namespaces)
 
     def answer(self, read: ReadCall, reply: ModelReply, call_id: str) -> dict[str, Any]:
         """The whole response."""
@@ -93,7 +100,7 @@ class ResponsesDialect:
         response = _head(call_id, read.call.model) | {
             "status": "completed" if is_whole else "incomplete",
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
-            "output": list(_items(reply, call_id)),
+            "output": list(_items(reply, call_id, read.namespaces)),
             "usage": {
                 "input_tokens": reply.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
@@ -143,36 +150,44 @@ def _refuse_what_no_policy_gives(request: dict[str, Any]) -> None:
         raise shapes.refused("log-probabilities are not given in this dialect", "top_logprobs")
 
 
-def _read_tools(request: dict[str, Any]) -> tuple[tuple[ToolSpec, ...], list[str]]:
-    """Functions, those of namespaces too, and names of what has no effect."""
-    tools, in_vain = [], []
-    for tool, place, namespace in _offered(request):
+@dataclass(slots=True)
+class _Tools:
+    """The functions of a request, those of its namespaces as `ReadCall` has them, and names of what has no effect."""
+
+    specs: list[ToolSpec] = field(default_factory=list)
+    namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
+    in_vain: list[str] = field(default_factory=list)
+
+    def read(self, tool: dict[str, Any], place: str) -> None:
+        """Add a tool. Raises CallRefusedError."""
+        if tool.get("type") != "namespace":
+            self._read_function(tool, place)
+            return
+        namespace = {"description": ""} | shapes.given(tool)
+        shapes.check(_NAMESPACE, namespace | {"tools": []}, place)
+        for inner, where in shapes.objects(namespace.get("tools"), f"{place}.tools"):
+            self._read_function(inner, where, namespace)
+
+    def _read_function(self, tool: dict[str, Any], place: str, namespace: Mapping[str, Any] | None = None) -> None:
         if tool.get("type") != "function":
-            in_vain.append(f"tools.{tool.get('type')}")
-            continue
+            self.in_vain.append(f"tools.{tool.get('type')}")
+            return
         # Programs leave out what the type requires.
         shapes.check(_TOOL, {"strict": None, "parameters": None} | shapes.given(tool), place)
-        name = _full_name(namespace, tool["name"])
-        tools.append(shapes.tool_spec(name, tool.get("description"), tool.get("parameters")))
-        in_vain += ["tools.strict"] * bool(tool.get("strict"))
-    return tuple(tools), list(dict.fromkeys(in_vain))
+        name, description = tool["name"], tool.get("description")
+        if namespace is not None:
+            name = _full_name(namespace["name"], name)
+            description = "\n\n".join(text for text in (namespace["description"], description) if text)
+        if name in self.namespaces or (namespace is not None and any(name == spec.name for spec in self.specs)):
+            raise shapes.refused(f"the policy knows two tools as {name!r}; give one of them another name", place)
+        if namespace is not None:
+            self.namespaces[name] = namespace["name"], tool["name"]
+        self.specs.append(shapes.tool_spec(name, description, tool.get("parameters")))
+        self.in_vain += ["tools.strict"] * bool(tool.get("strict"))
 
 
-def _offered(request: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str | None]]:
-    """Tools with their places and namespaces."""
-    for tool, place in shapes.objects(request.get("tools"), "tools"):
-        if tool.get("type") != "namespace":
-            yield tool, place, None
-            continue
-        if not isinstance(tool.get("name"), str):
-            raise shapes.refused("Field required", f"{place}.name")
-        for inner, where in shapes.objects(tool.get("tools"), f"{place}.tools"):
-            yield inner, where, tool["name"]
-
-
-def _full_name(namespace: str | None, name: str) -> str:
-    """What the policy calls a function: names have no dots of their own."""
-    return name if namespace is None else f"{namespace}.{name}"
+def _full_name(namespace: str, name: str) -> str:
+    return f"{namespace}.{name}"
 
 
 def _read_conversation(request: dict[str, Any]) -> Iterator[Message]:
@@ -212,7 +227,7 @@ def _read_item(entry: dict[str, Any], place: str) -> Message:
         return Message(_ROLES[item["role"]], text)
     if kind == "function_call":
         shapes.check(_CALL, item, place)
-        name = _full_name(item.get("namespace"), item["name"])
+        name = _full_name(item["namespace"], item["name"]) if "namespace" in item else item["name"]
         return Message(Role.ASSISTANT, "", (rendering.read_call(item["call_id"], name, item["arguments"]),))
     if kind == "function_call_output":
         text = shapes.text_of(item.get("output"), f"{place}.output", _TEXTS)
@@ -226,7 +241,7 @@ def _read_item(entry: dict[str, Any], place: str) -> Message:
     raise shapes.refused(f"an item of type {kind!r} is not read: {reason}", place)
 
 
-def _items(reply: ModelReply, call_id: str) -> Iterator[dict[str, Any]]:
+def _items(reply: ModelReply, call_id: str, namespaces: Mapping[str, tuple[str, str]]) -> Iterator[dict[str, Any]]:
     text, calls = rendering.visible(reply.message, rendering.has_name)
     content: list[dict[str, Any]]
     if reply.message.reasoning is not None:
@@ -237,14 +252,10 @@ def _items(reply: ModelReply, call_id: str) -> Iterator[dict[str, Any]]:
         content = [{"type": "output_text", "text": text, "annotations": []}]
         yield {"type": "message", "id": f"msg_{call_id}", "role": "assistant", "status": state, "content": content}
     for n, call in enumerate(calls):
-        function = {"call_id": call.id, "arguments": rendering.arguments_text(call)} | _names(call.name)
+        function = {"call_id": call.id, "name": call.name, "arguments": rendering.arguments_text(call)}
+        if call.name in namespaces:
+            function["namespace"], function["name"] = namespaces[call.name]
         yield {"type": "function_call", "id": f"fc_{call_id}_{n}", "status": "completed"} | function
-
-
-def _names(full_name: str) -> dict[str, str]:
-    """Name and namespace of a function; the converse of `_full_name`."""
-    namespace, _, name = full_name.rpartition(".")
-    return {"namespace": namespace, "name": name} if namespace and name else {"name": full_name}
 
 
 def _head(call_id: str, model: str) -> dict[str, Any]:

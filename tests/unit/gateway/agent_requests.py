@@ -31,6 +31,14 @@ CODEX = {
         {"type": "function_call_output", "call_id": "call_1", "output": "total 0"},
         {"type": "function_call", "name": "shell", "arguments": '{"command": ', "call_id": "call_2"},
         {"type": "function_call_output", "call_id": "call_2", "output": "failed to parse function arguments"},
+        {
+            "type": "function_call",
+            "name": "spawn_agent",
+            "namespace": "multi_agent_v1",
+            "arguments": '{"message": "Look."}',
+            "call_id": "call_3",
+        },
+        {"type": "function_call_output", "call_id": "call_3", "output": "{}"},
     ],
     "tools": [
         {"type": "function", "name": "shell", "description": "Runs it.", "strict": False, "parameters": _SHELL},
@@ -38,7 +46,20 @@ CODEX = {
         {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": {"type": "grammar"}},
         {"type": "local_shell"},
         {"type": "web_search", "external_web_access": False},
-        {"type": "namespace", "name": "mcp__docs", "tools": [{"type": "function", "name": "find"}]},
+        {
+            "type": "namespace",
+            "name": "multi_agent_v1",
+            "description": "Sub-agents.",
+            "tools": [
+                {
+                    "type": "function",
+                    "name": "spawn_agent",
+                    "description": "Spawns one.",
+                    "strict": False,
+                    "parameters": {"type": "object", "properties": {"message": {"type": "string"}}},
+                }
+            ],
+        },
     ],
     "tool_choice": "auto",
     "parallel_tool_calls": False,

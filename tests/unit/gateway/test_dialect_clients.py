@@ -12,7 +12,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from agentrl.types.generation import FinishReason
-from agentrl.types.message import Message, Role, ToolSpec
+from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 from agentrl.types.program import CallRefusedError
 
 MAIN = {"model": "main", "messages": QUESTION}
@@ -125,6 +125,22 @@ def test_responses_give_the_reply(name):
     assert (response.id, response.status, response.incomplete_details) == ("resp_7", "completed", None)
     assert (response.usage.input_tokens, response.usage.output_tokens) == (10, 3)
     assert response.usage.input_tokens_details.cached_tokens == 4
+
+
+def test_responses_name_a_tool_of_a_namespace_as_the_program_does():
+    inner = {"type": "function", "name": "find", "parameters": FUNCTION["parameters"]}
+    tools = [{"type": "namespace", "name": "docs", "description": "", "tools": [inner]}]
+    calls = (ToolCall("a", "docs.find"), ToolCall("b", "find.all"))
+    served = responses(Message(Role.ASSISTANT, "", calls))
+    asked = {"model": "main", "input": "hi", "tools": tools}
+    whole = served.openai().responses.create(**asked)
+    assert [(item.namespace, item.name) for item in whole.output] == [("docs", "find"), (None, "find.all")]
+    with served.openai().responses.stream(**asked) as stream:
+        events = list(stream)
+        assert plain(stream.get_final_response()) == plain(whole)
+    items = [event.item for event in events if event.type.startswith("response.output_item.")]
+    assert [item.namespace for item in items] == ["docs", "docs", None, None]
+    assert [event.name for event in events if event.type == "response.function_call_arguments.done"] == ["find", "find.all"]
 
 
 @every_reply

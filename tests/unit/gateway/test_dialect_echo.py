@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from agentrl.types.message import Message, Role, ToolCall
 
+SPAWN = "multi_agent_v1.spawn_agent"
+NAMESPACE = {
+    "type": "namespace",
+    "name": "multi_agent_v1",
+    "description": "Sub-agents.",
+    "tools": [{"type": "function", "name": "spawn_agent"}],
+}
 NAMES = st.text("abc_-XYZ.é ", min_size=1, max_size=12) | st.sampled_from(
-    ["\ud800", "a\nb", "\u2028", "a.b", ".", ".a", "a."]
+    ["\ud800", "a\nb", "\u2028", "a.b", ".", ".a", "a.", SPAWN]
 )
 IDS = st.uuids().map(str)
 LEAVES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.just("\ud800")
@@ -44,14 +51,15 @@ def through_chat(served: Served, is_streamed: bool) -> None:
 
 
 def through_responses(served: Served, is_streamed: bool) -> None:
-    """The same with Responses."""
+    """The same with Responses, with a tool in a namespace."""
     client = served.openai()
+    asked = {"model": "main", "tools": [NAMESPACE]}
     if is_streamed:
-        with client.responses.stream(model="main", input=QUESTION) as stream:
+        with client.responses.stream(**asked, input=QUESTION) as stream:
             answer = stream.get_final_response()
     else:
-        answer = client.responses.create(model="main", input=QUESTION)
-    client.responses.create(model="main", input=[*QUESTION, *answer.output, *QUESTION])
+        answer = client.responses.create(**asked, input=QUESTION)
+    client.responses.create(**asked, input=[*QUESTION, *answer.output, *QUESTION])
 
 
 def through_messages(served: Served, is_streamed: bool) -> None:
@@ -81,6 +89,7 @@ every_dialect = pytest.mark.parametrize("dialect", WAYS)
 @given(message=MESSAGES)
 @example(message=Message(Role.ASSISTANT, "", (ToolCall("a", "query", {"x": float("nan")}),)))
 @example(message=Message(Role.ASSISTANT, "", (ToolCall("a", "query", {"\ud800": 1}),)))
+@example(message=Message(Role.ASSISTANT, "", (ToolCall("a", SPAWN, {"message": "Look."}), ToolCall("b", "query"))))
 def test_an_answer_that_comes_back_reads_as_its_echo(dialect, is_streamed, message):
     make, send = WAYS[dialect]
     served = make(message)

@@ -29,8 +29,11 @@ def test_codex():
         Message(Role.TOOL, "total 0", tool_call_id="call_1"),
         Message(Role.ASSISTANT, "", (ToolCall("call_2", "shell", {}, "invalid_json", '{"command": '),)),
         Message(Role.TOOL, "failed to parse function arguments", tool_call_id="call_2"),
+        Message(Role.ASSISTANT, "", (ToolCall("call_3", "multi_agent_v1.spawn_agent", {"message": "Look."}),)),
+        Message(Role.TOOL, "{}", tool_call_id="call_3"),
     )
-    assert [tool.name for tool in call.call.tools] == ["shell", "update_plan", "mcp__docs.find"]
+    assert [tool.name for tool in call.call.tools] == ["shell", "update_plan", "multi_agent_v1.spawn_agent"]
+    assert call.call.tools[2].description == "Sub-agents.\n\nSpawns one."
     assert call.call.tools[0].parameters["required"] == ["command"]
     assert call.is_streamed
     assert sorted(call.overrides) == [

@@ -20,6 +20,9 @@ DIALECTS = (ChatDialect(), ResponsesDialect(), MessagesDialect(), TokenIdsDialec
 IMAGE = "data:image/png;base64,AAAA"
 
 
+NAMESPACE = {"type": "namespace", "name": "a", "tools": [{"type": "function", "name": "b"}]}
+
+
 def user(content: object) -> dict:
     """A conversation of one message."""
     return {"messages": [{"role": "user", "content": content}]}
@@ -179,6 +182,10 @@ def test_what_chat_refuses(change, place):
         ({"stream": 1}, "stream"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "f", "parameters": "none"}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [NAMESPACE, {"type": "function", "name": "a.b"}]}, "tools[1]"),
+        ({"tools": [{"type": "function", "name": "a.b"}, NAMESPACE]}, "tools[1].tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
     ],
 )
 def test_what_responses_refuse(change, place):
