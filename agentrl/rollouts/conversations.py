@@ -2,8 +2,9 @@
 
 Each call is put where it belongs in the graph of the episode. A conversation that goes on behind a reply of ours is
 known *by its messages* and extends the context of that reply: what parsing the reply and rendering it again would
-lose opens no branch. Any other is rendered, and goes on behind the longest path of nodes that its tokens begin with;
-what shares nothing begins a root. So a history that was summarised or edited, and a sub-agent, are branches.
+lose opens no branch, nor do the calls of one reply that come back one by one, each before its result. Any other is
+rendered, and goes on behind the longest path of nodes that its tokens begin with; what shares nothing begins a root.
+So a history that was summarised or edited, and a sub-agent, are branches.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class Conversations:
         self._record, self._agent = record, agent
         self._chat, self._sampler, self._log = chat, sampler, log
         self._known: dict[bytes, tuple[Node, ...]] = {}
+        self._reply_of_call: dict[str, int] = {}
         self._children: defaultdict[int | None, list[Node]] = defaultdict(list)
         self._branches: dict[int | None, int] = {}
         self._begun: Counter[int | None] = Counter()
@@ -77,6 +79,7 @@ class Conversations:
             ConfigError: there are tools, and the chat format cannot carry them.
             EpisodeError: the model's template refuses the conversation, or the engine failed.
         """
+        call = replace(call, messages=self._with_whole_replies(call.messages))
         keys = _running_keys(call.tools, call.messages)
         place = self._place(call, keys)
         self._num_calls += 1
@@ -89,9 +92,28 @@ class Conversations:
         await self._log.turned(turn, self._record.uncommitted(self._agent), drawn.generation.finish, request)
         message = self._chat.parse(path[-1].token_ids, call.tools, f"call_{turn.index}_", path[-2].token_ids)
         if call.prompt_ids is None:
-            self._known[_next_key(keys[-1], echo(message))] = path
+            echoed = echo(message)
+            self._known[_next_key(keys[-1], echoed)] = path
+            self._reply_of_call.update((made.id, turn.index) for made in echoed.tool_calls)
         await self._log.synced()
         return self._as_reply(message, place, drawn)
+
+    def _with_whole_replies(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages; a reply that comes back in parts, with results between its calls, is one of them."""
+        whole: list[Message] = []
+        asking = 0
+        for message in messages:
+            if asking < len(whole) and self._are_of_one_reply(whole[asking], message):
+                whole[asking] = _joined(whole[asking], message)
+                continue
+            if message.role is not Role.TOOL:
+                asking = len(whole)
+            whole.append(message)
+        return tuple(whole)
+
+    def _are_of_one_reply(self, *parts: Message) -> bool:
+        replies = {self._reply_of_call.get(part.tool_calls[0].id) if part.tool_calls else None for part in parts}
+        return len(replies) == 1 and None not in replies
 
     def _place(self, call: ModelCall, keys: Sequence[bytes]) -> _Place:
         if call.prompt_ids is not None:
@@ -172,6 +194,10 @@ class Conversations:
             pieces,
             generation.cached_tokens,
         )
+
+
+def _joined(first: Message, second: Message) -> Message:
+    return replace(first, content=first.content + second.content, tool_calls=first.tool_calls + second.tool_calls)
 
 
 def _running_keys(tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[bytes]:
