@@ -1,4 +1,4 @@
-"""Anthropic Messages: ``POST /v1/messages``.
+"""Anthropic Messages: ``POST /v1/messages``, and ``/v1/messages/count_tokens`` for the length of a prompt alone.
 
 The arguments of a call are an object here, so a call that did not parse stands in the text, as the policy wrote it.
 Reasoning goes out as a thinking block without a signature, and is not read back.
@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from anthropic.types import Message as AnthropicMessage
-from anthropic.types import MessageParam, TextBlockParam, ToolParam, ToolResultBlockParam, ToolUseBlockParam
+from anthropic.types import (
+    MessageCountTokensParams,
+    MessageParam,
+    MessageTokensCount,
+    TextBlockParam,
+    ToolParam,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
+)
 from anthropic.types.message_create_params import MessageCreateParamsBase
 from pydantic import TypeAdapter
 
@@ -22,6 +30,7 @@ from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 from agentrl.types.program import CallRefusedError, ModelCall, ModelReply
 
 _SETTINGS: shapes.Shape = TypeAdapter(MessageCreateParamsBase)
+_COUNT_SETTINGS: shapes.Shape = TypeAdapter(MessageCountTokensParams)
 _TOOL: shapes.Shape = TypeAdapter(ToolParam)
 _MESSAGE: shapes.Shape = TypeAdapter(MessageParam)
 _TEXT: shapes.Shape = TypeAdapter(TextBlockParam)
@@ -65,21 +74,26 @@ class MessagesDialect:
 
     name = "messages"
     path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
     over_status = 403
 
     def read(self, body: bytes) -> ReadCall:
         """The call that a request's body asks for. Raises CallRefusedError."""
         request = shapes.read_object(body)
         shapes.check_settings(_SETTINGS, request, _READ, messages=[])
-        tools, without_effect = _read_tools(request)
-        call = ModelCall(
-            model=request["model"],
-            messages=shapes.conversation(_read_conversation(request), "messages"),
-            tools=tools,
-            max_tokens=shapes.token_bound(request, "max_tokens"),
-        )
+        call, without_effect = _read_call(request)
         overrides = (*shapes.in_vain(request, _IN_VAIN, _KNOWN), *without_effect)
         return ReadCall(call, shapes.flag(request, "stream"), overrides)
+
+    def read_count(self, body: bytes) -> ModelCall:
+        """The call whose prompt is to be counted. Raises CallRefusedError as `read` does."""
+        request = shapes.read_object(body)
+        shapes.check_settings(_COUNT_SETTINGS, request, ("model",), messages=[])
+        return _read_call(request)[0]
+
+    def count(self, prompt_tokens: int) -> dict[str, Any]:
+        """The answer to a request for a count."""
+        return MessageTokensCount(input_tokens=prompt_tokens).model_dump()
 
     def answer(self, read: ReadCall, reply: ModelReply, call_id: str) -> dict[str, Any]:
         """The whole message."""
@@ -138,6 +152,13 @@ class MessagesDialect:
 def _is_block(call: ToolCall) -> bool:
     """Whether a call parsed, and its arguments are what JSON can carry."""
     return rendering.has_name(call) and call.error is None and rendering.returned_call(call).error is None
+
+
+def _read_call(request: dict[str, Any]) -> tuple[ModelCall, list[str]]:
+    """The call, and names of what has no effect."""
+    tools, without_effect = _read_tools(request)
+    messages = shapes.conversation(_read_conversation(request), "messages")
+    return ModelCall(request["model"], messages, tools, shapes.token_bound(request, "max_tokens")), without_effect
 
 
 def _read_tools(request: dict[str, Any]) -> tuple[tuple[ToolSpec, ...], list[str]]:

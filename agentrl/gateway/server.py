@@ -29,7 +29,8 @@ from agentrl.gateway.token_ids import TokenIdsDialect
 from agentrl.rollouts.programs import ProgramCalls, SessionOverError
 from agentrl.types.program import CallRefusedError, GatewayAccess
 
-_DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), MessagesDialect(), TokenIdsDialect())
+_MESSAGES = MessagesDialect()
+_DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), _MESSAGES, TokenIdsDialect())
 _MAX_BODY_BYTES = 64 << 20
 _BEFORE_STREAM_S = 5.0
 _KEEP_ALIVE_S = 3.0
@@ -99,6 +100,8 @@ class GatewayServer:
         for dialect in _DIALECTS:
             for path in (dialect.path, f"/sessions/{{key}}{dialect.path}"):
                 app.post(path)(self._answering(dialect))
+        for path in (_MESSAGES.count_path, f"/sessions/{{key}}{_MESSAGES.count_path}"):
+            app.post(path)(self._count)
         app.exception_handler(404)(_nothing_here)
         for path in ("/v1/models", "/sessions/{key}/v1/models"):
             app.get(path)(self._models)
@@ -109,8 +112,7 @@ class GatewayServer:
             try:
                 return await self._answer(dialect, request)
             except CallRefusedError as refusal:
-                status = dialect.over_status if isinstance(refusal, SessionOverError) else refusal.status
-                return JSONResponse(dialect.error(refusal), status, _NEVER_AGAIN)
+                return _refused(dialect, refusal)
             except ClientDisconnect:
                 return Response(status_code=_NOBODY_HEARS)
 
@@ -139,6 +141,14 @@ class GatewayServer:
             message = "no session has this key; use the one that the scaffold was given, as API key or in the path"
             raise CallRefusedError(message, status=401, kind="authentication_error")
         return self._sessions[key]
+
+    async def _count(self, request: Request) -> Response:
+        try:
+            calls = self._session(request).calls
+            call = _MESSAGES.read_count(await _read_body(request))
+            return JSONResponse(_MESSAGES.count(calls.prompt_tokens(call)))
+        except CallRefusedError as refusal:
+            return _refused(_MESSAGES, refusal)
 
     async def _models(self, request: Request) -> Response:
         try:
@@ -197,6 +207,11 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Take none."""
         yield
+
+
+def _refused(dialect: Dialect, refusal: CallRefusedError) -> Response:
+    status = dialect.over_status if isinstance(refusal, SessionOverError) else refusal.status
+    return JSONResponse(dialect.error(refusal), status, _NEVER_AGAIN)
 
 
 async def _events(dialect: Dialect, read: ReadCall, call: AnsweredCall) -> AsyncIterator[str]:

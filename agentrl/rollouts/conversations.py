@@ -98,6 +98,12 @@ class Conversations:
         await self._log.synced()
         return self._as_reply(message, place, drawn)
 
+    def prompt_tokens(self, call: ModelCall) -> int:
+        """How long the prompt of a call would be. Raises ConfigError and EpisodeError as `reply` does."""
+        messages = self._with_whole_replies(call.messages)
+        place = self._place(replace(call, messages=messages), _running_keys(call.tools, messages))
+        return len(place.token_ids)
+
     def _with_whole_replies(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages; a reply that comes back in parts, with results between its calls, is one of them."""
         whole: list[Message] = []

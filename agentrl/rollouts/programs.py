@@ -66,24 +66,41 @@ class ProgramCalls:
         """
         for setting in overrides:
             self.counts[f"overrides_{setting}"] += 1
+        if call.model not in self._agents:
+            self.counts["overrides_model"] += 1
         try:
             self._log.check_parking()
             return await self._agent(call.model).reply(call, echo)
         except TokensSpentError as error:
             self._stop(StopReason.MAX_TOKENS, str(error))
-        except ContextFullError as error:
-            raise self._refused(str(error), "context_length_exceeded") from error
-        except ConfigError as error:
-            raise self._refused(str(error), "invalid_request_error") from error
-        except EpisodeError as error:
-            if error.failure.kind == "chat.template":
-                raise self._refused(error.failure.message, "invalid_request_error") from error
-            self._end(error)
+        except (ContextFullError, ConfigError, EpisodeError) as error:
+            refusal = _refusal(error)
+            if refusal is None:
+                self._end(error)
+            self.counts["refused"] += 1
+            raise refusal from error
         except (EpisodeParked, StorageError) as error:
             self._end(error)
         except Exception as error:  # noqa: BLE001 - the program hears nothing of it, and its episode must not go on
             message = f"the call could not be put on record: {type(error).__name__}: {error}"
             self._end(EpisodeError(Boundary.CONTRACT, "program.call", message, trace_of(error)))
+
+    def prompt_tokens(self, call: ModelCall) -> int:
+        """How long the prompt of a call would be; it is none of the episode's calls, and nothing of it is on record.
+
+        Raises:
+            SessionOverError: the episode takes no more calls.
+            CallRefusedError: this one could not be answered as it is.
+        """
+        if self._over.done():
+            raise SessionOverError(self._why())
+        try:
+            return self._agent(call.model).prompt_tokens(call)
+        except (ConfigError, EpisodeError) as error:
+            refusal = _refusal(error)
+            if refusal is None:
+                raise
+            raise refusal from error
 
     @property
     def error(self) -> BaseException | None:
@@ -104,13 +121,7 @@ class ProgramCalls:
         self.counts[what] += 1
 
     def _agent(self, model: str) -> Conversations:
-        if model not in self._agents:
-            self.counts["overrides_model"] += 1
         return self._agents.get(model) or next(iter(self._agents.values()))
-
-    def _refused(self, message: str, kind: str) -> CallRefusedError:
-        self.counts["refused"] += 1
-        return CallRefusedError(message, kind=kind)
 
     def _stop(self, reason: StopReason, message: str) -> NoReturn:
         if not self._over.done():
@@ -127,6 +138,18 @@ class ProgramCalls:
         return (
             f"its episode ended ({self._record.stop_reason})" if self._record.stop_reason else "its program has ended"
         )
+
+
+def _refusal(error: ContextFullError | ConfigError | EpisodeError) -> CallRefusedError | None:
+    """What a program is told of a call that cannot be answered as it is; None where it is not the call's fault."""
+    match error:
+        case ContextFullError():
+            return CallRefusedError(str(error), kind="context_length_exceeded")
+        case ConfigError():
+            return CallRefusedError(str(error))
+        case EpisodeError() if error.failure.kind == "chat.template":
+            return CallRefusedError(error.failure.message)
+    return None
 
 
 class Gateway(Protocol):

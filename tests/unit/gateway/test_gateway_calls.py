@@ -179,6 +179,46 @@ async def test_calls_that_are_of_no_one_reply_stay_apart(chat):
     assert roles == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.TOOL]
 
 
+async def test_a_count_is_the_length_of_the_prompt_and_none_of_the_calls(chat):
+    async def agent(access):
+        tool = {"name": "query", "input_schema": {"type": "object"}}
+        asked = {
+            "model": "agent",
+            "messages": [{"role": "user", "content": QUESTION}],
+            "tools": [tool],
+            "system": "Hi.",
+        }
+        async with anthropic.AsyncAnthropic(base_url=access.url, api_key=access.key, max_retries=0) as api:
+            for _ in range(2):
+                counts.append((await api.messages.count_tokens(**asked)).input_tokens)
+                reply = await api.messages.create(**asked, max_tokens=200)
+                usage = reply.usage
+                lengths.append(usage.input_tokens + usage.cache_read_input_tokens)
+                results = [{"type": "tool_result", "tool_use_id": b.id, "content": "93"} for b in reply.content[1:]]
+                asked["messages"] += [
+                    {"role": "assistant", "content": reply.content},
+                    {"role": "user", "content": results},
+                ]
+        by_path = await raw(access, f"/sessions/{access.key}/v1/messages/count_tokens", asked | {"messages": []})
+        assert by_path.json()["error"] == {"type": "invalid_request_error", "message": "messages: there is no message"}
+        by_path = await raw(access, f"/sessions/{access.key}/v1/messages/count_tokens", ASKED | {"model": "other"})
+        assert by_path.json() == {"input_tokens": len(chat.open([Message(Role.USER, QUESTION)], ()))}
+        nobody = await raw(access, "/v1/messages/count_tokens", ASKED, {"authorization": "Bearer made-up"})
+        assert (nobody.status_code, nobody.json()["error"]["type"]) == (401, "authentication_error")
+        # The calls of the episode are spent, which takes no count away.
+        while (await raw(access, "/v1/messages", asked | {"max_tokens": 9})).status_code == 200:
+            pass
+        over = await raw(access, "/v1/messages/count_tokens", ASKED)
+        assert (over.status_code, over.headers["x-should-retry"]) == (403, "false")
+
+    counts, lengths = [], []
+    episode = await play(chat, AbortingEngine(chat, script, []), agent, max_turns=2)
+    assert counts == lengths
+    assert counts[0] < counts[1]
+    assert (episode.counts["calls"], len(episode.turns)) == (2, 2)
+    assert {name: number for name, number in episode.counts.items() if number} == {"calls": 2}
+
+
 async def test_a_session_is_found_by_its_path_without_a_key(chat):
     async def agent(access):
         async with openai.AsyncOpenAI(base_url=f"{access.url}/sessions/{access.key}/v1", api_key="none") as api:
