@@ -22,6 +22,7 @@ _CALL = Message(Role.ASSISTANT, "", (ToolCall("e/0.0", "measure_depth", {"depth"
 _RESULT = Message(Role.TOOL, "forty-one fathoms", tool_call_id="e/0.0")
 _THOUGHT = Message(Role.ASSISTANT, "Deep.", reasoning="It must be deep.")
 _NEXT = Message(Role.USER, "Are you sure?")
+_REMINDER = Message(Role.SYSTEM, "Never guess.")
 _ANOTHER_RENDERER = (
     "choose another chat.renderer: one of the renderers package, 'agentrl.tokens.chatml:ChatMLToolRenderer' for "
     "ChatML tokens, or 'module:Class' of your own"
@@ -34,10 +35,12 @@ class Abilities:
 
     `tools`: the prompt names them; `calls`: a call is written and read back; `results`: a tool's result
     stands in the conversation; `reasoning`: it is written and read back; `keeps_history`: the whole
-    conversation, rendered anew, begins with what was said before.
+    conversation, rendered anew, begins with what was said before; `later_system`: a system message that is not the
+    first stands in the conversation.
     """
 
     system: bool
+    later_system: bool
     tools: bool
     calls: bool
     results: bool
@@ -71,12 +74,15 @@ class Abilities:
                 "the template rewrites earlier replies (it drops their reasoning); they stay as sampled, unless "
                 "chat.history = 'template'"
             )
+        if not self.later_system:
+            yield "a conversation with a system message that is not its first is refused: the format has none there"
 
 
 def find_abilities(chat: ChatFormat) -> Abilities:
     """Try a chat format on conversations of its own."""
     return Abilities(
         system=_shows(chat, [_SYSTEM, _QUESTION], (), _SYSTEM.content),
+        later_system=_shows(chat, [_SYSTEM, _QUESTION, _REMINDER, _THOUGHT, _NEXT], (), _REMINDER.content),
         tools=_shows(chat, [_QUESTION], _TOOLS, _TOOLS[0].name),
         calls=_reads_back(chat, _CALL),
         results=_takes_result(chat),

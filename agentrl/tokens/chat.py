@@ -93,6 +93,9 @@ class ChatFormat:
         if tools and not self.abilities.has_tools:
             limits = "; ".join(self.abilities.limits())
             raise ConfigError(f"the chat format of {self.tokenizer.name_or_path} ({self.source}): {limits}")
+        with self._refusals():
+            if _has_system(messages[1:]) and not self.abilities.later_system:
+                raise TemplateRefusedError("it has no place for a system message that is not the first")
         return self.render(messages, tools)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
@@ -116,11 +119,14 @@ class ChatFormat:
         """Ids that new messages put behind the last reply, or None where the template rewrites history.
 
         `prompt_tail` is what was last added before the reply, `history` everything before the reply; a
-        reply that was cut off gets the close that the format requires.
+        reply that was cut off gets the close that the format requires. None as well for a system message where the
+        format has no place for it: to open the conversation anew says so.
 
         Raises:
             EpisodeError: the model's template refuses the messages.
         """
+        if _has_system(messages) and not self.abilities.later_system:
+            return None
         prompt = (history if self._needs_history else prompt_tail).tolist()
         with self._refusals():
             return self._bridge(prompt, reply.tolist(), messages, tools)
@@ -198,7 +204,13 @@ class ChatFormat:
         """A template may take one conversation and refuse another: that ends the episode, not the run."""
         try:
             yield
-        except TemplateRefusedError as error:
+        except ConfigError:
+            raise
+        except (TemplateRefusedError, ValueError) as error:  # hand-written renderers refuse by a ValueError
             raise EpisodeError(
                 Boundary.CONTRACT, "chat.template", f"{self.source} refuses the conversation: {error}"
             ) from error
+
+
+def _has_system(messages: Sequence[Message]) -> bool:
+    return any(message.role is Role.SYSTEM for message in messages)

@@ -119,6 +119,9 @@ class TemplateRenderer:
         roles = [message["role"] for message in new_messages]
         if not roles or "assistant" in roles or (not self._is_exact and "user" in roles):
             return None
+        # A reply that ended with the beginning of another's turn: what stands before that turn has no place.
+        if roles[0] == "system" and self._ends_name_the_next:
+            return None
         reply = list(previous_completion_ids)
         parsed = self.parse_response(reply, tools=tools, prompt_ids=previous_prompt_ids)
         added = self._after_reply([call.name or "" for call in parsed.tool_calls], new_messages, tools)

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.config import ChatConfig
+from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.types.errors import EpisodeError
 from agentrl.types.message import Message, Role, ToolCall
 
@@ -39,6 +40,7 @@ KINDS = {
     "listed": (sentence_piece, MISTRAL_TOKENS, templates.LISTED, "</s>", "<s>"),
 }
 REASONS = ("thinking", "keyed")
+REMINDER = Message(Role.SYSTEM, "Never guess.")
 plain = st.text(string.ascii_letters + string.digits + " .,_()'\n", max_size=30).map(str.strip)
 words = plain.filter(bool)
 
@@ -208,6 +210,36 @@ def test_a_template_that_refuses_a_conversation_ends_the_episode_and_says_why(tm
         EpisodeError, match=r"the model's own template in tokenizer_config\.json refuses the conversation"
     ):
         chat.open([SYSTEM, QUESTION], ())
+
+
+def test_a_later_system_message_stands_where_it_was_said_or_is_refused(made):
+    """As agents send reminders: behind a result, before a question, and in a history that is rendered anew."""
+    kind, _, chat = made
+    opening = chat.open([QUESTION], TOOLS)
+    talks = ([QUESTION, REMINDER], [QUESTION, CALL, RESULT, REMINDER], [QUESTION, ANSWER, REMINDER, NEXT])
+    for talk in talks:
+        if kind in ("thinking", "keyed"):
+            assert REMINDER.content in chat.tokenizer.decode(chat.open(talk, TOOLS).tolist())
+        else:
+            with pytest.raises(EpisodeError, match=r"chat\.template.*refuses the conversation"):
+                chat.open(talk, TOOLS)
+    for reply, added in ((CALL, [RESULT, REMINDER]), (ANSWER, [REMINDER, NEXT])):
+        piece = chat.extend(opening, chat.complete(reply), added, TOOLS, opening)
+        assert piece is None or REMINDER.content in chat.tokenizer.decode(piece.tolist())
+        assert (piece is not None) == (kind == "thinking" or (kind == "keyed" and reply is CALL))
+
+
+@pytest.mark.parametrize(("name", "takes"), [("qwen3", True), ("qwen3.5", False), ("qwen3-vl", False)])
+def test_a_hand_written_renderer_without_later_system_messages_refuses_them(name, takes):
+    tokens = (*QWEN_TOKENS, *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"))
+    chat = ChatFormat.build(FastTokenizer(byte_level(tokens), "tiny"), ChatConfig(renderer=name))
+    assert chat.abilities.later_system == takes
+    assert any("not its first" in note for note in chat.abilities.notes()) != takes
+    if takes:
+        assert REMINDER.content in chat.tokenizer.decode(chat.open([QUESTION, REMINDER], ()).tolist())
+        return
+    with pytest.raises(EpisodeError, match=r"chat\.template.*system message"):
+        chat.open([QUESTION, REMINDER], ())
 
 
 def test_options_are_variables_of_the_template(tmp_path):
