@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,9 @@ from agentrl.types.task import Limits
 LIMITS = Limits(max_turns=8, max_context_tokens=65536, max_reply_tokens=512, tool_s=30.0, total_s=120.0)
 CALL = Message(Role.ASSISTANT, "I look.", (ToolCall("", "query", {"sql": "select count from name"}),))
 ANSWER = Message(Role.ASSISTANT, "the count is 93")
+QUESTION = "what is the count?"
+TOOL = {"type": "function", "function": {"name": "query", "description": "Query.", "parameters": {"type": "object"}}}
+ASKED = {"model": "agent", "messages": [{"role": "user", "content": QUESTION}]}
 Agent = Callable[[GatewayAccess], Awaitable[Any]]
 
 
@@ -73,23 +76,20 @@ async def play(
             await served.close()
 
 
-QUESTION = "what is the count?"
-
-
-def script(session, messages):
+def script(session: str, messages: Sequence[Message]) -> Message:
+    """A call of the tool, and an answer to its result."""
     return CALL if messages[-1].role is not Role.TOOL else ANSWER
 
 
-def client(access, **options) -> openai.AsyncOpenAI:
+def client(access: GatewayAccess, **options: Any) -> openai.AsyncOpenAI:
+    """The official client of OpenAI's dialects."""
     return openai.AsyncOpenAI(base_url=f"{access.url}/v1", api_key=access.key, max_retries=0, **options)
 
 
-async def raw(access, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+async def raw(access: GatewayAccess, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+    """What the gateway answers to a request with the session's key."""
     async with httpx.AsyncClient(base_url=access.url, timeout=60) as http:
         return await http.post(path, json=body, headers={"authorization": f"Bearer {access.key}", **(headers or {})})
-
-
-ASKED = {"model": "agent", "messages": [{"role": "user", "content": QUESTION}]}
 
 
 class Held(ScriptedEngine):

@@ -140,7 +140,10 @@ def test_responses_name_a_tool_of_a_namespace_as_the_program_does():
         assert plain(stream.get_final_response()) == plain(whole)
     items = [event.item for event in events if event.type.startswith("response.output_item.")]
     assert [item.namespace for item in items] == ["docs", "docs", None, None]
-    assert [event.name for event in events if event.type == "response.function_call_arguments.done"] == ["find", "find.all"]
+    assert [event.name for event in events if event.type == "response.function_call_arguments.done"] == [
+        "find",
+        "find.all",
+    ]
 
 
 @every_reply

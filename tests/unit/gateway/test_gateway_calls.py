@@ -8,17 +8,14 @@ import json
 import anthropic
 import openai
 import pytest
-from gateway_parts import ANSWER, ASKED, QUESTION, Held, client, play, raw, script
+from gateway_parts import ANSWER, ASKED, QUESTION, TOOL, Held, client, play, raw, script
 
 from agentrl.gateway.starting import LazyGateway
 from agentrl.testing.scripted import AbortingEngine, ScriptedEngine
 from agentrl.testing.tiny import tiny_chat
 from agentrl.types.episode import StopReason
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.message import Message, Role, ToolCall
 from agentrl.types.trajectory import build_trajectories
-
-TOOL = {"type": "function", "function": {"name": "query", "description": "Query.", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="session")
@@ -106,117 +103,6 @@ async def test_two_turns_by_an_official_sdk_are_one_branch_of_exactly_the_delive
     assert trajectory.token_ids[trajectory.sampled].tolist() == engine.delivered
     assert [turn.aborts for turn in episode.turns] == [4, 0]
     assert (episode.stop_reason, episode.counts["calls"]) == (StopReason.ANSWERED, 2)
-
-
-NAMESPACE = {
-    "type": "namespace",
-    "name": "multi_agent_v1",
-    "description": "Sub-agents.",
-    "tools": [{"type": "function", "name": "spawn_agent"}],
-}
-BOTH = Message(Role.ASSISTANT, "I look.", (*CALL.tool_calls, ToolCall("", "multi_agent_v1__spawn_agent", {"n": 1})))
-
-
-def both(session, messages):
-    return BOTH if messages[-1].role is not Role.TOOL else ANSWER
-
-
-@pytest.mark.parametrize("results", ["behind", "between"])
-async def test_calls_of_one_reply_are_its_own_wherever_their_results_stand(chat, results):
-    """Of two calls, one in a namespace, codex may send each back before its own result."""
-    engine = AbortingEngine(chat, both, cuts=[3, 5])
-
-    async def agent(access):
-        question = {"role": "user", "content": QUESTION}
-        tools = [{"type": "function", **TOOL["function"]}, NAMESPACE]
-        items = [question]
-        async with client(access) as api:
-            for _ in range(2):
-                answer = await api.responses.create(model="agent", input=items, tools=tools)
-                output = [item.model_dump(exclude_none=True) for item in answer.output]
-                made = [item for item in output if item["type"] == "function_call"]
-                names.extend((item.get("namespace"), item["name"]) for item in made)
-                given = [
-                    {"type": "function_call_output", "call_id": item["call_id"], "output": str(n)}
-                    for n, item in enumerate(made)
-                ]
-                if results == "between":
-                    said = output[: len(output) - len(made)]
-                    items += [*said, *(item for pair in zip(made, given, strict=True) for item in pair)]
-                else:
-                    items += [*output, *given]
-                items += [question] * (not made)
-            # What came between is read the same way in a later call.
-            await api.responses.create(model="agent", input=items, tools=tools)
-
-    names: list[tuple[str | None, str]] = []
-    episode = await play(chat, engine, agent)
-    assert episode.failure is None, episode.failure
-    (trajectory,) = build_trajectories(episode)
-    assert trajectory.token_ids[trajectory.sampled].tolist() == engine.delivered
-    assert names == [(None, "query"), ("multi_agent_v1", "spawn_agent")]
-    assert len(episode.turns) == 3
-
-
-async def test_calls_that_are_of_no_one_reply_stay_apart(chat):
-    """Calls of two replies that a program sends one after the other, each before its result, are two messages."""
-    engine = AbortingEngine(chat, script, cuts=[])
-
-    async def agent(access):
-        messages = [{"role": "user", "content": QUESTION}]
-        async with client(access) as api:
-            for _ in range(2):
-                # The same question twice: replies that are no continuation of each other.
-                answer = await api.chat.completions.create(model="agent", messages=messages[:1], tools=[TOOL])
-                messages.append(answer.choices[0].message.model_dump(exclude_none=True))
-                (call,) = answer.choices[0].message.tool_calls
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": "93"})
-            await api.chat.completions.create(model="agent", messages=messages, tools=[TOOL])
-
-    episode = await play(chat, engine, agent)
-    assert episode.failure is None, episode.failure
-    roles = [message.role for message in engine.requests[-1].conversation]
-    assert roles == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.TOOL]
-
-
-async def test_a_count_is_the_length_of_the_prompt_and_none_of_the_calls(chat):
-    async def agent(access):
-        tool = {"name": "query", "input_schema": {"type": "object"}}
-        asked = {
-            "model": "agent",
-            "messages": [{"role": "user", "content": QUESTION}],
-            "tools": [tool],
-            "system": "Hi.",
-        }
-        async with anthropic.AsyncAnthropic(base_url=access.url, api_key=access.key, max_retries=0) as api:
-            for _ in range(2):
-                counts.append((await api.messages.count_tokens(**asked)).input_tokens)
-                reply = await api.messages.create(**asked, max_tokens=200)
-                usage = reply.usage
-                lengths.append(usage.input_tokens + usage.cache_read_input_tokens)
-                results = [{"type": "tool_result", "tool_use_id": b.id, "content": "93"} for b in reply.content[1:]]
-                asked["messages"] += [
-                    {"role": "assistant", "content": reply.content},
-                    {"role": "user", "content": results},
-                ]
-        by_path = await raw(access, f"/sessions/{access.key}/v1/messages/count_tokens", asked | {"messages": []})
-        assert by_path.json()["error"] == {"type": "invalid_request_error", "message": "messages: there is no message"}
-        by_path = await raw(access, f"/sessions/{access.key}/v1/messages/count_tokens", ASKED | {"model": "other"})
-        assert by_path.json() == {"input_tokens": len(chat.open([Message(Role.USER, QUESTION)], ()))}
-        nobody = await raw(access, "/v1/messages/count_tokens", ASKED, {"authorization": "Bearer made-up"})
-        assert (nobody.status_code, nobody.json()["error"]["type"]) == (401, "authentication_error")
-        # The calls of the episode are spent, which takes no count away.
-        while (await raw(access, "/v1/messages", asked | {"max_tokens": 9})).status_code == 200:
-            pass
-        over = await raw(access, "/v1/messages/count_tokens", ASKED)
-        assert (over.status_code, over.headers["x-should-retry"]) == (403, "false")
-
-    counts, lengths = [], []
-    episode = await play(chat, AbortingEngine(chat, script, []), agent, max_turns=2)
-    assert counts == lengths
-    assert counts[0] < counts[1]
-    assert (episode.counts["calls"], len(episode.turns)) == (2, 2)
-    assert {name: number for name, number in episode.counts.items() if number} == {"calls": 2}
 
 
 async def test_a_session_is_found_by_its_path_without_a_key(chat):
