@@ -25,7 +25,7 @@ NAMESPACE = {
     "description": "Sub-agents.",
     "tools": [{"type": "function", "name": "spawn_agent"}],
 }
-BOTH = Message(Role.ASSISTANT, "I look.", (*CALL.tool_calls, ToolCall("", "multi_agent_v1__spawn_agent", {"n": 1})))
+BOTH = Message(Role.ASSISTANT, "I look.", (*CALL.tool_calls, ToolCall("", "multi_agent_v1.spawn_agent", {"n": 1})))
 
 
 def both(session, messages):
