@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang test-docker gpu-wheels test-adapters test-agents test-gpu bench-gpu lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang test-docker gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -110,6 +110,7 @@ $(SCHEMATHESIS_VENV)/.installed: tests/adapters/schemathesis_side/requirements.t
 	@touch $@
 
 ADAPTERS := $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed
+components: $(SGLANG_VENV)/.installed $(ADAPTERS) $(AGENTS_VENV)/.installed   ## install what suites of a component need
 test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv
 	$(BIN)/python -m pytest -m adapters tests/adapters
 
