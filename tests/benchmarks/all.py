@@ -23,6 +23,7 @@ BENCHMARKS = (
     "kill_storm",
     "worker_storm",
     "server_storm",
+    "gateway_storm",
     "sandbox_kills",
     "power_loss",
     "control",
