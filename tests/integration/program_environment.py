@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 from agentrl.config.base import ConfigModel
 from agentrl.envs.authoring import Rows, tool
 from agentrl.envs.sandboxed import SandboxEnvironment, define_sandboxed
@@ -15,6 +17,8 @@ class DeskOptions(ConfigModel):
 
     is_isolated: bool = True
     """Whether it asks for isolation, which `local` does not give."""
+    is_coin: bool = False
+    """Whether it rewards what the program prints by its checksum: something to train on, and nothing to learn."""
 
 
 class Desk(SandboxEnvironment[DeskOptions]):
@@ -32,7 +36,7 @@ class Desk(SandboxEnvironment[DeskOptions]):
         return (await self.execute(Command(("sh", "-c", script)))).text
 
     def reward(self) -> float:
-        return 1.0
+        return zlib.crc32((self.answer or "").encode()) % 101 / 100 if self.options.is_coin else 1.0
 
 
 definition = define_sandboxed("desk", Desk, Rows([{"n": 1}, {"n": 2}]), options=DeskOptions)
