@@ -9,6 +9,7 @@ came before the result.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
@@ -44,7 +45,7 @@ class WorkerJournal:
         self.writer = writer
         self._assigned: dict[str, tuple[int, EpisodeHistory | None]] = {}
         self.on_turn: Callable[[str, int, int], None] = _nobody_hears
-        self.is_parking = False
+        self.parking = asyncio.Event()
         self.is_over = False
 
     def assign(self, assignment: Assignment) -> None:
@@ -62,7 +63,7 @@ class WorkerJournal:
 
     def park(self) -> None:
         """Let every episode stop at its next safe place."""
-        self.is_parking = True
+        self.parking.set()
 
     def end(self) -> None:
         """Nobody will resume what is cut off from now on."""
@@ -86,8 +87,12 @@ class WorkerLog:
 
     def check_parking(self) -> None:
         """Raises EpisodeParked when the worker is to stop."""
-        if self._journal.is_parking:
+        if self._journal.parking.is_set():
             raise EpisodeParked
+
+    async def parking(self) -> None:
+        """Waits for: the worker to be told to stop. Unblocked by: that, or cancellation."""
+        await self._journal.parking.wait()
 
     @property
     def needs_session(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -30,6 +31,9 @@ class EpisodeLog(Protocol):
 
     def check_parking(self) -> None:
         """Raises EpisodeParked when the worker is to stop."""
+
+    async def parking(self) -> None:
+        """Waits for: the worker to be told to stop. Unblocked by: that, or cancellation."""
 
     @property
     def needs_session(self) -> bool:
@@ -81,6 +85,10 @@ class NoLog:
 
     def check_parking(self) -> None:
         """Nobody parks what is not on record."""
+
+    async def parking(self) -> None:
+        """Waits for: nothing that would come. Unblocked by: cancellation."""
+        await asyncio.Event().wait()
 
     async def opened(self, opening: Opening, handle: str | None) -> None:
         """The record in memory is enough."""

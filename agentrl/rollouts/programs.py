@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from agentrl.rollouts.conversations import Conversations, Echo
 from agentrl.rollouts.episode_log import EpisodeLog, EpisodeParked
@@ -109,7 +109,14 @@ class ProgramCalls:
 
     async def over(self) -> None:
         """Waits for: the end of the session. Unblocked by: a limit, a failure, or a worker that is to stop."""
-        await asyncio.shield(self._over)
+        parking = asyncio.create_task(self._log.parking(), name="parking")
+        ends: list[asyncio.Future[Any]] = [self._over, parking]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            parking.cancel()
+        if not self._over.done():  # what its program did cannot be done again, so there is nothing to wait for
+            self._over.set_result(EpisodeParked())
 
     def close(self) -> None:
         """Answer no further call."""

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentrl.journal.reading import read_journal
 from tests.integration import runs
+from tests.storms.escape_targets import running_with
 from tests.storms.run_account import RunAccount, account_of
 
 pytestmark = pytest.mark.long
 
-STEPS, EPISODES_PER_STEP, CALLS = 3, 8, 2
-# It asks twice and prints what it was told. Its wish for another temperature is in vain.
+STEPS, EPISODES_PER_STEP, PLACES, CALLS = 3, 8, 8, 2
+EVALUATED = ("evaluation.interval_steps=1", "evaluation.tasks=2", "evaluation.final_tasks=3")
+# It asks twice and prints what it was told, waiting in between for a file. Its wish for another temperature is in vain.
 AGENT = """
-import json, os, sys, urllib.request
-messages = [{"role": "user", "content": sys.argv[1]}]
+import json, os, sys, time, urllib.request
+prompt, gate = sys.argv[1:3]
+messages = [{"role": "user", "content": prompt}]
 for number in range(2):
     body = json.dumps({"model": "main", "messages": messages, "temperature": 0.1}).encode()
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
@@ -25,25 +34,47 @@ for number in range(2):
     reply = json.load(urllib.request.urlopen(request, timeout=600))["choices"][0]["message"]
     messages += [reply, {"role": "user", "content": "go on"}]
     print(reply["content"])
+    while number == 0 and not os.path.exists(gate):
+        time.sleep(0.05)
 """
 DESK = (
     "environment.name=tests.integration.program_environment:definition",
     "environment.options.is_coin=true",
     "rollout.limits.max_turns=4",
-    "rollout.limits.max_reply_tokens=900",
-    "rollout.limits.max_context_tokens=4000",
+    "rollout.limits.max_reply_tokens=150",
     "rollout.limits.tool_s=120",
+    f"rollout.concurrency={PLACES}",
 )
 
 
-def program(source: str = AGENT, **options: object) -> tuple[str, str]:
-    """The scaffold that runs some Python, as a recipe's overrides."""
-    made = {"command": ["python3", "-I", "-c", source, "{prompt}"], "timeout_s": 600.0, **options}
-    fields = ", ".join(f"{name} = {json.dumps(value)}" for name, value in made.items())
-    return "scaffold.name=program", f"scaffold.options={{{fields}}}"
+def program(gate: Path) -> tuple[str, ...]:
+    """The scaffold that runs the agent, as a recipe's overrides; its sandbox shows the gate's folder."""
+    command = json.dumps(["python3", "-I", "-c", AGENT, "{prompt}", str(gate)])
+    shown = f"sandbox.options={{read_only = [{json.dumps(str(gate.parent))}]}}"
+    return "scaffold.name=program", f"scaffold.options={{command = {command}, timeout_s = 600.0}}", shown
 
 
-def assert_whole(run: Path) -> list[dict[str, float]]:
+@pytest.fixture
+def gate() -> Iterator[Path]:
+    """A file that lets agents go on once it is there, in a folder that every user can enter."""
+    with tempfile.TemporaryDirectory(prefix="gate-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "open"
+
+
+def programs(gate: Path) -> int:
+    """Agents that run in sandboxes: one process each, beside the shell that started it."""
+    found = [Path(f"/proc/{pid}/comm") for pid in running_with(str(gate))]
+    return sum(file.exists() and file.read_text().startswith("python3") for file in found)
+
+
+def replied(run: Path) -> set[str]:
+    """Episodes that have a reply on record."""
+    with runs.halted(run):
+        return {name for name, history in read_journal(run / "journal").lives.items() if history.turns}
+
+
+def assert_whole(run: Path) -> list[dict[str, Any]]:
     """The ledger of a run that has finished: each episode once, and in the archive as well."""
     assert runs.state(run)["status"] == "finished"
     lines = runs.rows(run / "ledger.jsonl")
@@ -52,8 +83,15 @@ def assert_whole(run: Path) -> list[dict[str, float]]:
     return lines
 
 
-def test_a_black_box_program_is_trained(engine_model: Path, tmp_path: Path) -> None:
-    overrides = (*DESK, *program(), f"steps={STEPS}", "buffer.max_staleness=0")
+def assert_dispatched_anew(lines: list[dict[str, Any]], cut_off: set[str]) -> None:
+    """Each of the episodes that were cut off is dropped, with its tokens, and its task was played once more."""
+    assert {line["episode_id"] for line in lines if line["reason"] == "scaffold_cut_off"} == cut_off
+    assert all(line["sampled_tokens"] > 0 for line in lines if line["episode_id"] in cut_off)
+
+
+def test_a_black_box_program_is_trained_and_evaluated(engine_model: Path, tmp_path: Path, gate: Path) -> None:
+    gate.touch()
+    overrides = (*DESK, *program(gate), *EVALUATED, f"steps={STEPS}", "buffer.max_staleness=0")
     result = runs.agentrl(*runs.train_arguments(tmp_path, engine_model, *overrides))
     assert result.returncode == 0, result.stdout + result.stderr
     run = tmp_path / "runs" / "test-seed0"
@@ -69,4 +107,53 @@ def test_a_black_box_program_is_trained(engine_model: Path, tmp_path: Path) -> N
     episodes = len(trained)
     assert counted["program/programs"] == episodes
     assert counted["program/calls"] == counted["program/overrides_temperature"] == CALLS * episodes
+    evaluations = [row for row in runs.metrics(run) if "eval/episodes" in row]
+    played = [(row["eval/episodes"], row["eval/failed_episodes"], row["eval/turns_mean"]) for row in evaluations]
+    assert played == [(3, 0, CALLS), *[(2, 0, CALLS)] * (STEPS - 1), (3, 0, CALLS)]
     assert runs.processes_are_gone(run, within_s=60.0)
+    assert not running_with(str(gate))
+
+
+def test_programs_of_a_worker_that_is_killed_are_dispatched_anew(
+    engine_model: Path, tmp_path: Path, gate: Path
+) -> None:
+    process = runs.start(tmp_path, engine_model, *DESK, *program(gate), "rollout.workers=2")
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_until(lambda: programs(gate) == PLACES, process)
+    runs.wait_until(lambda: len(replied(run)) == PLACES, process)
+    before = replied(run)
+    workers = [pid for pid in runs.processes_of(run) if "worker_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(min(workers), signal.SIGKILL)
+    runs.wait_until(lambda: len(replied(run)) > PLACES, process)
+    gate.touch()
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    lines = assert_whole(run)
+    cut_off = {line["episode_id"] for line in lines if line["reason"] == "scaffold_cut_off"}
+    assert len(cut_off) == PLACES / 2
+    assert cut_off < before
+    assert_dispatched_anew(lines, cut_off)
+    assert runs.processes_are_gone(run, within_s=60.0)
+    assert not running_with(str(gate))
+
+
+def test_programs_of_a_run_that_stops_are_dispatched_anew_when_it_goes_on(
+    engine_model: Path, tmp_path: Path, gate: Path
+) -> None:
+    process = runs.start(tmp_path, engine_model, *DESK, *program(gate))
+    run = tmp_path / "runs" / "test-seed0"
+    runs.wait_until(lambda: programs(gate) == PLACES, process)
+    runs.wait_until(lambda: len(replied(run)) == PLACES, process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == runs.STOPPED, output
+    assert f"parking {PLACES} episodes" in output
+    assert "did not park in time" not in output, "programs that will not go on were waited for"
+    assert runs.processes_are_gone(run, within_s=60.0)
+    assert not running_with(str(gate))
+    parked = read_journal(run / "journal").lives
+    assert {len(history.turns) for history in parked.values()} == {1}
+    gate.touch()
+    resumed = runs.agentrl("resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_dispatched_anew(assert_whole(run), set(parked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,16 @@ import pytest
 
 from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
+from agentrl.journal.reading import read_journal
+from agentrl.journal.writer import JournalWriter
 from agentrl.protocols import Engine
 from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.episode_log import EpisodeJournal, EpisodeParked
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.testing.scripted import ScriptedEngine
+from agentrl.testing.sole_holder import SoleHolder
 from agentrl.testing.tiny import tiny_chat
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Episode, StopReason
@@ -29,6 +34,7 @@ from agentrl_environments.terminal import definition
 from agentrl_environments.terminal.tasks import TerminalOptions
 from agentrl_scaffolds.program import Program
 from tests.integration.sandbox_hosts import keeper
+from tests.storms.escape_targets import running_with
 
 pytestmark = pytest.mark.timeout(300)
 LIMITS = Limits(max_turns=8, max_context_tokens=8192, max_reply_tokens=256, tool_s=60.0, total_s=240.0)
@@ -67,7 +73,7 @@ def scripted(chat: ChatFormat, *commands: str, answer: str = "done") -> Engine:
     return ScriptedEngine(chat, script)
 
 
-async def play(chat: ChatFormat, engine: Engine, scaffold: Program) -> Episode:
+async def play(chat: ChatFormat, engine: Engine, scaffold: Program, journal: EpisodeJournal | None = None) -> Episode:
     """One episode of the terminal in a sandbox of bubblewrap."""
     gateway = LazyGateway()
     task = Task("terminal", Split.TRAIN, 0, {"seed": 3})
@@ -77,7 +83,7 @@ async def play(chat: ChatFormat, engine: Engine, scaffold: Program) -> Episode:
         scaffold,
         host,
         Verifier(LIMITS.tool_s),
-        RecordingJournal(),
+        journal or RecordingJournal(),
         LIMITS,
         gateway,
     )
@@ -138,6 +144,22 @@ async def test_a_program_that_outlives_its_time_is_judged_by_what_it_left(chat: 
     episode = await play(chat, scripted(chat), agent(source, timeout_s=8.0))
     assert (episode.failure, len(episode.turns), episode.reward) == (None, 1, 0.0)
     assert episode.counts["programs_failed"] == 1
+
+
+async def test_a_worker_that_is_to_stop_waits_for_no_program(chat: ChatFormat, tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "worker")
+    journal = SoleHolder(writer)
+    idle = Program(["python3", "-I", "-c", AGENT + "\nimport time; time.sleep(1000)", "{prompt}", "mark-5417"])
+    playing = asyncio.create_task(play(chat, scripted(chat), idle, journal))
+    async with asyncio.timeout(200):
+        while not read_journal(tmp_path).lives or not next(iter(read_journal(tmp_path).lives.values())).turns:
+            await asyncio.sleep(0.05)
+    assert running_with("mark-5417")
+    journal.park()
+    with pytest.raises(EpisodeParked):
+        await playing
+    assert not running_with("mark-5417")
+    await writer.close()
 
 
 async def test_files_of_the_programs_home_and_its_environment_are_filled_in(chat: ChatFormat) -> None:
