@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     from agentrl.gateway.server import GatewayServer
 
 _MOST_CHARACTERS = 100
+_PACKAGES = ("fastapi", "uvicorn", "openai", "anthropic")
+
+
+def check_installed() -> None:
+    """Raises ConfigError if a package that the gateway needs is not there. Imports none of them."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"programs need the gateway, and {', '.join(missing)} is not installed; install agentrl[gateway]"
+        )
 
 
 class LazyGateway:

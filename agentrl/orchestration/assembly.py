@@ -19,6 +19,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator, Exam
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_hosts, build_scorers
+from agentrl.orchestration.program_check import check_programs
 from agentrl.orchestration.recorder import Recorder, RunObserver
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.run_journal import RunJournal
@@ -112,6 +113,7 @@ async def assembled(
         hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0, on_phase=observer.on_phase)
         ending.push_async_callback(_close_all, hosts.values())
         await keeper.start_for(host.description for host in hosts.values())
+        await check_programs(config, hosts)
         runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)

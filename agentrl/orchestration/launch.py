@@ -21,6 +21,7 @@ from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_hosts
 from agentrl.orchestration.preflight import check_evaluation, check_resumed, check_run
+from agentrl.orchestration.program_check import check_programs
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState, RunStatus
 from agentrl.orchestration.run_end import ArchiveCompleted, complete_archive, end_run
@@ -130,6 +131,7 @@ async def evaluate_model(
         runtime = LocalRuntime(config, Path(logs))
         try:
             await keeper.start_for(host.description for host in hosts.values())
+            await check_programs(config, hosts)
             evaluator = await start_evaluator(config, Path(logs), runtime, chats, hosts, models, versions)
 
             def on_episode(done: int, of: int) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from agentrl import registry
 from agentrl.envs.hosting import build_described_host, build_host, nobody_hears
 from agentrl.envs.process import WarmWorkers
+from agentrl.gateway.starting import check_installed
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.orchestration.scoring import LateScorer
-from agentrl.protocols import EnvironmentHost, Scaffold
+from agentrl.protocols import EnvironmentHost, ProgramScaffold, Scaffold
 from agentrl.rewards.config import FunctionScorerConfig, VerifierConfig
 from agentrl.rewards.function import FunctionScorer
 from agentrl.rewards.verifier import Verifier
@@ -37,6 +38,8 @@ def build_scaffold(config: ScaffoldConfig) -> Scaffold:
         raise ConfigError(f"scaffold '{config.name}' does not take options {config.options}: {error}") from error
     if not isinstance(scaffold, Scaffold):
         raise ConfigError(f"scaffold '{config.name}' is a {type(scaffold).__name__}, which has no `run`")
+    if isinstance(scaffold, ProgramScaffold):
+        check_installed()
     return scaffold
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from agentrl.envs.definition import EnvironmentDefinition, Options
+from agentrl.gateway.starting import LazyGateway
 from agentrl.orchestration.config import SOLE_AGENT
 from agentrl.protocols import EnvironmentHost, Scaffold
 from agentrl.rewards.verifier import Verifier
@@ -61,6 +62,7 @@ class Teacher(Generic[Options]):
             task = tasks[session.split("/")[1]]
             return act(self._options, task, messages, random.Random(session))
 
+        gateway = LazyGateway()
         runner = EpisodeRunner(
             dict.fromkeys(
                 self._definition.agents or (SOLE_AGENT,),
@@ -71,20 +73,28 @@ class Teacher(Generic[Options]):
             Verifier(self._limits.tool_s),
             NoJournal(),
             self._limits,
+            gateway,
         )
-        episodes: list[Episode] = []
-        names = list(tasks)
-        for start in range(0, len(names), _AT_ONCE):
-            tickets = [
-                Ticket(name, tasks[name], start + n, 0, 0, seed)
-                for n, name in enumerate(names[start : start + _AT_ONCE])
-            ]
-            episodes += await asyncio.gather(*(runner.run(runner.open(ticket), _nothing) for ticket in tickets))
-            on_episode(len(episodes))
+        tickets = [Ticket(name, task, n, 0, 0, seed) for n, (name, task) in enumerate(tasks.items())]
+        try:
+            episodes = await _play_all(runner, tickets, on_episode)
+        finally:
+            await gateway.close()
         failed = next((e for e in episodes if e.failure is not None), None)
         if failed is not None:
             raise StalledError(f"episode {failed.episode_id} of expert '{expert}' failed: {failed.failure}")
         return episodes
+
+
+async def _play_all(
+    runner: EpisodeRunner, tickets: Sequence[Ticket], on_episode: Callable[[int], None]
+) -> list[Episode]:
+    episodes: list[Episode] = []
+    for start in range(0, len(tickets), _AT_ONCE):
+        playing = (runner.run(runner.open(ticket), _nothing) for ticket in tickets[start : start + _AT_ONCE])
+        episodes += await asyncio.gather(*playing)
+        on_episode(len(episodes))
+    return episodes
 
 
 async def _nothing() -> None:

@@ -22,6 +22,7 @@ from agentrl.envs.hosting import build_described_host
 from agentrl.orchestration.model_files import context_tokens, read_model_files
 from agentrl.orchestration.players import build_scaffold
 from agentrl.orchestration.preflight import check_context, check_device, check_scaffold
+from agentrl.orchestration.program_check import check_program
 from agentrl.orchestration.transcripts import Teacher
 from agentrl.orchestration.warmstart_config import (
     FolderModel,
@@ -108,16 +109,18 @@ class WarmStart:
         Raises:
             ConfigError: something in the recipe does not fit.
         """
-        started = time.monotonic()
-        output = self._config.output.absolute()
+        started, config = time.monotonic(), self._config
+        output = config.output.absolute()
         shutil.rmtree(self._work, ignore_errors=True)
         try:
             self._work.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"output {output} cannot be written: {error}; choose another") from error
         try:
-            async with sandboxes(self._config.sandbox, "warmstart") as keeper:
-                await keeper.start_for([self._environments.description])
+            async with sandboxes(config.sandbox, "warmstart") as keeper:
+                described = self._environments.description
+                await keeper.start_for([described])
+                await check_program(config.scaffold, config.environment, described, config.sandbox.kind)
                 parameters, steps, nats, source = await self._make()
             report = WarmStartReport(str(output), parameters, steps, nats, time.monotonic() - started)
             (source / "warmstart.json").write_text(json.dumps(asdict(report), indent=2) + "\n")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from agentrl.protocols import Scaffold, ScaffoldContext
+from agentrl.protocols import ProgramScaffold, ScaffoldContext
 from agentrl.types.environment import Opening
+from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role
 from agentrl.types.program import GatewayAccess
 from agentrl.types.sandbox import Command
@@ -31,7 +33,7 @@ exit $code
 _PLACE = re.compile(r"\{(prompt|key|model)\}")
 
 
-class Program(Scaffold):
+class Program(ProgramScaffold):
     """Runs a command in the sandbox; every reply of a model that it asks for is the policy's.
 
     In `command`, in `home_files` (by their path below ``$HOME``) and in `environment`, ``{prompt}`` stands for the text
@@ -43,14 +45,20 @@ class Program(Scaffold):
     Example: ``Program(["my-agent", "--model", "{model}", "{prompt}"], timeout_s=600)``.
     """
 
+    runs_programs: Literal[True] = True
+
     def __init__(
         self,
         command: Sequence[str],
-        timeout_s: float = 600.0,
+        timeout_s: float = 540.0,
         environment: Mapping[str, str] | None = None,
         home_files: Mapping[str, str] | None = None,
         max_output_bytes: int = 65536,
     ) -> None:
+        if isinstance(command, str) or not command:
+            raise ConfigError(
+                f"program: command is {command!r}; give its words as a list, such as ['my-agent', '{{prompt}}']"
+            )
         self._command, self._timeout_s = tuple(command), timeout_s
         self._environment, self._home_files = dict(environment or {}), dict(home_files or {})
         self._max_output_bytes = max_output_bytes

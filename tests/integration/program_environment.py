@@ -7,6 +7,8 @@ import zlib
 from agentrl.config.base import ConfigModel
 from agentrl.envs.authoring import Rows, tool
 from agentrl.envs.sandboxed import SandboxEnvironment, define_sandboxed
+from agentrl.sandbox.backend import BackendDefinition
+from agentrl.sandbox.local import LocalBackend, LocalOptions, start
 from agentrl.types.sandbox import ISOLATED, Command, SandboxSpec
 
 NAME = "tests.integration.program_environment:definition"
@@ -40,3 +42,12 @@ class Desk(SandboxEnvironment[DeskOptions]):
 
 
 definition = define_sandboxed("desk", Desk, Rows([{"n": 1}, {"n": 2}]), options=DeskOptions)
+
+
+async def _start_unreachable(options: LocalOptions, label: str) -> LocalBackend:
+    backend = await start(options, label)
+    backend.guarantees = frozenset()
+    return backend
+
+
+unreachable = BackendDefinition("unreachable", "sandboxes without a gateway", LocalOptions, _start_unreachable)

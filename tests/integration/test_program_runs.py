@@ -157,3 +157,36 @@ def test_programs_of_a_run_that_stops_are_dispatched_anew_when_it_goes_on(
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
     assert_dispatched_anew(assert_whole(run), set(parked))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["environment.name=sql"], "runs a program in the environment's sandbox, and 'sql' has none"),
+        (
+            ["sandbox.kind=tests.integration.program_environment:unreachable"],
+            'no gateway can be reached here; set sandbox.kind = "bwrap"',
+        ),
+        (["scaffold.options.command=my-agent"], "give its words as a list"),
+    ],
+    ids=["no sandbox", "no gateway", "no list"],
+)
+def test_a_run_whose_program_cannot_be_played_is_refused_and_leaves_no_folder(
+    engine_model: Path, tmp_path: Path, gate: Path, overrides: list[str], said: str
+) -> None:
+    arguments = runs.train_arguments(tmp_path, engine_model, *DESK[:1], *program(gate)[:2], *overrides)
+    result = runs.agentrl(*arguments)
+    assert result.returncode == 1, result.stdout
+    assert said in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs" / "test-seed0").exists()
+
+
+def test_a_run_whose_program_is_not_in_its_sandboxes_ends_and_says_so(engine_model: Path, tmp_path: Path) -> None:
+    missing = 'scaffold.options={command = ["no-such-agent", "{prompt}"]}'
+    overrides = (*DESK, "scaffold.name=program", missing, "rollout.max_consecutive_failures=6")
+    result = runs.agentrl(*runs.train_arguments(tmp_path, engine_model, *overrides))
+    assert result.returncode == 1, result.stdout
+    assert "no-such-agent: not found" in result.stderr
+    assert "exit code 127" in result.stderr
+    assert runs.processes_are_gone(tmp_path / "runs" / "test-seed0", within_s=60.0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,6 +174,14 @@ def test_a_scaffold_that_refuses_its_options_is_named():
         build_scaffold(ScaffoldConfig(name="datetime:timedelta"))
     with pytest.raises(ConfigError, match="'math:pi' is a float, not a class"):
         build_scaffold(ScaffoldConfig(name="math:pi"))
+
+
+def test_programs_are_refused_where_the_gateway_is_not_installed(monkeypatch):
+    program = ScaffoldConfig(name="program", options={"command": ["my-agent"]})
+    build_scaffold(program)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(ConfigError, match=r"fastapi is not installed; install agentrl\[gateway\]"):
+        build_scaffold(program)
 
 
 def test_of_several_failures_the_first_that_is_no_cancellation_counts():
