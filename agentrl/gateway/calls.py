@@ -27,19 +27,26 @@ _HOW_TO_ANSWER = ("stream", "stream_options")
 class AnsweredCall:
     """One call: the reply in the making, whether a client was given the whole answer, and how many wait for it.
 
-    `is_broken_off` says that the client closed the connection by which it got the answer, and so may have lost a part.
+    `is_closed` says that the client closed the connection by which it got the answer, `is_broken_off` that it did so in
+    a way in which no client does that has heard it.
     """
 
     id: str
     reply: asyncio.Task[ModelReply]
     is_heard: bool = False
     is_broken_off: bool = False
+    is_closed: bool = False
     waiting: int = 0
 
     @property
     def is_lost(self) -> bool:
         """Whether an answer is or will be there that nobody waits for, and nobody has surely heard."""
         return not self.waiting and (self.is_broken_off or not self.is_heard)
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether a client that says that it asks again may be the one that asked this."""
+        return not self.waiting and (self.is_closed or not self.is_heard)
 
     @property
     def has_failed(self) -> bool:
@@ -58,9 +65,9 @@ class Session:
     """The calls of one episode's programs.
 
     A client whose answer was lost sends its call again: that is not another call, but gets the same answer. It is known
-    by its header, or by an earlier call with the same body whose answer nobody has heard or waits for, since few
-    programs send a header. It may ask for a stream the first time and for a whole answer the second. The same asked
-    twice at once is two calls.
+    by an earlier call with the same body whose answer nobody has heard or waits for, since few programs send a header;
+    with one, also by an answer behind which the connection was closed. It may ask for a stream the first time and for a
+    whole answer the second. The same asked twice at once is two calls.
     """
 
     def __init__(self, calls: ProgramCalls) -> None:
@@ -88,7 +95,7 @@ class Session:
             known = _sent_before(same, headers)
         if known is not None:
             self.calls.count("sent_again")
-            known.is_broken_off = False
+            known.is_broken_off = known.is_closed = False
             return read, known
         self.calls.begin()
         task = asyncio.create_task(self.calls.reply(read.call, dialect.echo, read.overrides), name="model-call")
@@ -120,5 +127,11 @@ def _name_of(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> str:
 
 
 def _sent_before(same: Sequence[AnsweredCall], headers: Mapping[str, str]) -> AnsweredCall | None:
-    is_retry = _IDEMPOTENCY_KEY in headers or any(headers.get(name, "0") != "0" for name in _RETRY_HEADERS)
-    return next((call for call in reversed(same) if not call.has_failed and (is_retry or call.is_lost)), None)
+    """The call that is sent again; one that is surely lost comes before one that may be."""
+    answerable = [call for call in reversed(same) if not call.has_failed]
+    lost = [call for call in answerable if call.is_lost]
+    if _IDEMPOTENCY_KEY in headers:
+        lost += answerable
+    elif any(headers.get(name, "0") != "0" for name in _RETRY_HEADERS):
+        lost += [call for call in answerable if call.may_be_lost]
+    return lost[0] if lost else None

@@ -164,27 +164,28 @@ class _Connection(H11Protocol):
     """A client's connection; notes on the call that was answered by it last if the client breaks it off.
 
     What was written is not yet heard: clients that lose a stream, or leave it in the middle, close its connection, and
-    those that have heard it keep the connection for their next call. A whole answer is lost with a reset alone, since
-    simple clients close their connection behind each.
+    those that have heard it keep the connection for their next call. A whole answer is surely lost with a reset alone,
+    since simple clients close their connection behind each.
     """
 
     def eof_received(self) -> None:
         """The client has closed."""
-        self._note(streams_only=True)
+        self._note(is_reset=False)
         super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone, by an error where there is one."""
         if exc is not None:
-            self._note(streams_only=False)
+            self._note(is_reset=True)
         super().connection_lost(exc)
 
-    def _note(self, streams_only: bool) -> None:
+    def _note(self, is_reset: bool) -> None:
         # Before the first request of a connection there is none, whatever its type says.
         state = self.scope.get("state", {}) if self.scope is not None else {}  # type: ignore[redundant-expr]
         call: AnsweredCall | None = state.get("answered")
-        if call is not None and (state["is_streamed"] or not streams_only):
-            call.is_broken_off = True
+        if call is not None:
+            call.is_closed = True
+            call.is_broken_off |= is_reset or state["is_streamed"]
 
 
 class _HttpServer(uvicorn.Server):

@@ -66,6 +66,39 @@ async def test_of_two_sub_agents_that_asked_the_same_each_gets_its_own_reply_aga
     assert len((await play(chat, ScriptedEngine(chat, script), agent)).turns) == 2
 
 
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+async def test_of_two_who_ask_the_same_the_one_that_hung_up_gets_its_own_reply_and_not_the_others(chat):
+    engine = Held(chat)
+
+    async def agent(access):
+        calls = []
+        for number in (1, 2):
+            calls.append(asyncio.create_task(raw(access, "/v1/chat/completions", ASKED)))
+            while engine.num_asked < number:
+                await asyncio.sleep(0)
+        calls[0].cancel()
+        await asyncio.wait([calls[0]])
+        again = asyncio.create_task(raw(access, "/v1/chat/completions", ASKED, RETRY))
+        engine.may_answer.set()
+        assert (await again).json()["id"] != (await calls[1]).json()["id"]
+
+    episode = await play(chat, engine, agent)
+    assert (len(episode.turns), episode.counts["sent_again"], "unheard" in episode.counts) == (2, 1, False)
+
+
+async def test_a_retry_of_what_never_arrived_is_not_given_what_another_has_heard(chat):
+    async def agent(access):
+        async with client(access) as api:
+            first = await api.chat.completions.create(**ASKED)
+            again = await raw(access, "/v1/chat/completions", ASKED, RETRY)
+            assert again.json()["id"] != first.id
+
+    episode = await play(chat, ScriptedEngine(chat, script), agent)
+    assert (len(episode.turns), "sent_again" in episode.counts) == (2, False)
+
+
 async def test_who_loses_a_stream_and_asks_for_a_whole_answer_gets_the_same_reply(chat):
     engine = Held(chat)
 
