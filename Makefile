@@ -11,6 +11,7 @@ TRL_VENV := .venv-trl
 OPENENV_VENV := .venv-openenv
 OPENENV_VENVS := $(OPENENV_VENV)-0.10 $(OPENENV_VENV)-0.3
 SCHEMATHESIS_VENV := .venv-schemathesis
+VERIFIERS_VENV := .venv-verifiers
 AGENTS_VENV := .venv-agents
 # Of the GPU's machine: version of its python, and packages that it has and that need not be brought (deploy/gpu).
 GPU_PYTHON ?= 3.12
@@ -73,7 +74,7 @@ $(SGLANG_VENV)/.installed: deploy/sglang-cpu/requirements.txt
 
 sglang-cpu: $(SGLANG_VENV)/.installed                     ## install the real SGLang for a CPU
 
-test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed   ## the engine tests against the real SGLang on a CPU
+test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed $(VERIFIERS_VENV)/.installed   ## the engine tests against the real SGLang on a CPU
 	$(BIN)/python -m pytest --engine-server sglang --timeout 900 tests/integration
 
 # The engine is stopped whatever the tests do.
@@ -109,10 +110,16 @@ $(SCHEMATHESIS_VENV)/.installed: tests/adapters/schemathesis_side/requirements.t
 	@$(SCHEMATHESIS_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-ADAPTERS := $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed
+$(VERIFIERS_VENV)/.installed: tests/adapters/verifiers_side/requirements.txt
+	@echo "installing verifiers into $(VERIFIERS_VENV)"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
+ADAPTERS := $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed $(VERIFIERS_VENV)/.installed
 components: $(SGLANG_VENV)/.installed $(ADAPTERS) $(AGENTS_VENV)/.installed   ## install what suites of a component need
-test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv
-	$(BIN)/python -m pytest -m adapters tests/adapters
+test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv, verifiers
+	$(BIN)/python -m pytest -m adapters tests/adapters tests/integration
 
 # Agents that are played against the gateway. npm comes from PyPI; the agents themselves are native programs and need no
 # node. What is imported once is compiled here, since a sandbox cannot write beside it.
@@ -150,4 +157,4 @@ smollm2: $(VENV)/.installed-smollm2                       ## a pretrained model,
 	@$(BIN)/agentrl train environments/facts/smollm2.toml
 
 clean:           ## remove what make made
-	rm -rf $(VENV) $(AGENTS_VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) wheels models runs build dist *.egg-info
+	rm -rf $(VENV) $(AGENTS_VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) $(VERIFIERS_VENV) wheels models runs build dist *.egg-info

@@ -21,7 +21,7 @@ from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.tokens.chat import ChatFormat
-from agentrl.types.episode import Episode
+from agentrl.types.episode import Episode, Ticket
 from agentrl.types.generation import Sampling
 from agentrl.types.message import Message, Role, ToolCall
 from agentrl.types.program import GatewayAccess
@@ -56,6 +56,7 @@ async def play(
     gateway: LazyGateway | None = None,
     agents: tuple[str, ...] = ("agent",),
     journal: EpisodeJournal | None = None,
+    ticket: Ticket | None = None,
     **limits: Any,
 ) -> Episode:
     """One episode; a gateway of its own is closed behind it."""
@@ -70,7 +71,7 @@ async def play(
         return
 
     try:
-        return await runner.run(runner.open(build_ticket()), nothing)
+        return await runner.run(runner.open(ticket or build_ticket()), nothing)
     finally:
         if gateway is None:
             await served.close()
