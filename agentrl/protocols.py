@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from agentrl.types.batch import Canary, Receipt, StepReport, TrainBatch, WeightsManifest
 from agentrl.types.environment import EnvironmentDescription, Opening, Origin, Score, StepResult
@@ -245,16 +245,6 @@ class Scaffold(Protocol):
 
     async def run(self, context: ScaffoldContext) -> None:
         """Play one episode to its end."""
-
-
-@runtime_checkable
-class ProgramScaffold(Scaffold, Protocol):
-    """A scaffold that runs programs in the environment's sandbox, which call the policies through the gateway.
-
-    That there are both is looked at before a run starts, instead of at every episode.
-    """
-
-    runs_programs: Literal[True]
 
 
 class RolloutWorker(Closing, Protocol):

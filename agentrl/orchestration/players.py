@@ -13,7 +13,7 @@ from agentrl.envs.process import WarmWorkers
 from agentrl.gateway.starting import check_installed
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.orchestration.scoring import LateScorer
-from agentrl.protocols import EnvironmentHost, ProgramScaffold, Scaffold
+from agentrl.protocols import EnvironmentHost, Scaffold
 from agentrl.rewards.config import FunctionScorerConfig, VerifierConfig
 from agentrl.rewards.function import FunctionScorer
 from agentrl.rewards.verifier import Verifier
@@ -25,6 +25,7 @@ from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
+from agentrl.types.program import RunsPrograms
 
 
 def build_scaffold(config: ScaffoldConfig) -> Scaffold:
@@ -38,7 +39,7 @@ def build_scaffold(config: ScaffoldConfig) -> Scaffold:
         raise ConfigError(f"scaffold '{config.name}' does not take options {config.options}: {error}") from error
     if not isinstance(scaffold, Scaffold):
         raise ConfigError(f"scaffold '{config.name}' is a {type(scaffold).__name__}, which has no `run`")
-    if isinstance(scaffold, ProgramScaffold):
+    if isinstance(scaffold, RunsPrograms):
         check_installed()
     return scaffold
 

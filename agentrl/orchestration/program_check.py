@@ -11,11 +11,12 @@ from agentrl import registry
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.players import build_scaffold
-from agentrl.protocols import EnvironmentHost, ProgramScaffold
+from agentrl.protocols import EnvironmentHost
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.sandbox.client import KeeperHost
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
+from agentrl.types.program import RunsPrograms
 from agentrl.types.sandbox import Guarantee
 
 
@@ -36,7 +37,7 @@ async def check_program(
     """
     if not registry.is_shipped(registry.SCAFFOLDS, scaffold.name):
         return
-    if not isinstance(build_scaffold(scaffold), ProgramScaffold):
+    if not isinstance(build_scaffold(scaffold), RunsPrograms):
         return
     what = f"scaffold '{scaffold.name}' runs a program in the environment's sandbox"
     if environment.placement == "remote":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -60,6 +61,16 @@ class ModelReply:
     logprobs: np.ndarray  # [n] float32, nats, of the distribution that the token was drawn from
     pieces: tuple[str, ...] = ()
     cached_tokens: int = 0
+
+
+@runtime_checkable
+class RunsPrograms(Protocol):
+    """A scaffold that runs programs in the environment's sandbox, which call the policies through the gateway.
+
+    That there are both is looked at before a run starts, instead of at every episode.
+    """
+
+    runs_programs: Literal[True]
 
 
 class CallRefusedError(Exception):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
-from agentrl.protocols import ProgramScaffold, ScaffoldContext
+from agentrl.protocols import Scaffold, ScaffoldContext
 from agentrl.types.environment import Opening
 from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role
-from agentrl.types.program import GatewayAccess
+from agentrl.types.program import GatewayAccess, RunsPrograms
 from agentrl.types.sandbox import Command
 
 # The gateway's address is known inside the sandbox alone. The home is apart from the workspace, in which everything is
@@ -30,19 +31,22 @@ code=$?
 rm -rf "$HOME"
 exit $code
 """
+_MOST_BYTES = 96 << 10  # a file is a word of a command line
 _PLACE = re.compile(r"\{(prompt|key|model)\}")
 
 
-class Program(ProgramScaffold):
+class Program(Scaffold, RunsPrograms):
     """Runs a command in the sandbox; every reply of a model that it asks for is the policy's.
 
     In `command`, in `home_files` (by their path below ``$HOME``) and in `environment`, ``{prompt}`` stands for the text
     of the environment's opening, ``{key}`` for the API key and ``{model}`` for the first agent's name. What the command
-    prints is its answer to the environment. ``$HOME`` is a folder of its own, empty but for these files. The gateway is
-    at ``$AGENTRL_GATEWAY``; ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``
-    are set.
+    prints is its answer to the environment. `copied_files` are files of this machine, by their path below ``$HOME``,
+    and come as they are. ``$HOME`` is a folder of its own, with nothing but these; the command starts in the workspace.
+    The gateway is at ``$AGENTRL_GATEWAY``; ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and
+    ``ANTHROPIC_API_KEY`` are set. A program that outlives `timeout_s` is killed, and judged by what it has done; an
+    episode that outlives its limits has failed.
 
-    Example: ``Program(["my-agent", "--model", "{model}", "{prompt}"], timeout_s=600)``.
+    Example: ``Program(["my-agent", "--model", "{model}", "{prompt}"], timeout_s=300)``.
     """
 
     runs_programs: Literal[True] = True
@@ -53,6 +57,7 @@ class Program(ProgramScaffold):
         timeout_s: float = 540.0,
         environment: Mapping[str, str] | None = None,
         home_files: Mapping[str, str] | None = None,
+        copied_files: Mapping[str, str] | None = None,
         max_output_bytes: int = 65536,
     ) -> None:
         if isinstance(command, str) or not command:
@@ -61,6 +66,7 @@ class Program(ProgramScaffold):
             )
         self._command, self._timeout_s = tuple(command), timeout_s
         self._environment, self._home_files = dict(environment or {}), dict(home_files or {})
+        self._copied = {name: _read(Path(file)) for name, file in (copied_files or {}).items()}
         self._max_output_bytes = max_output_bytes
 
     async def run(self, context: ScaffoldContext) -> None:
@@ -79,7 +85,8 @@ class Program(ProgramScaffold):
         def filled(text: str) -> str:
             return _PLACE.sub(lambda found: values[found[1]], text)
 
-        files = [part for path, text in self._home_files.items() for part in (path, filled(text))]
+        contents = {path: filled(text) for path, text in self._home_files.items()} | self._copied
+        files = [part for file in contents.items() for part in file]
         keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), access.key)
         return Command(
             ("sh", "-c", _START, "sh", *files, "--", *map(filled, self._command)),
@@ -87,3 +94,17 @@ class Program(ProgramScaffold):
             max_output_bytes=self._max_output_bytes,
             environment={**keys, **{name: filled(value) for name, value in self._environment.items()}},
         )
+
+
+def _read(file: Path) -> str:
+    """The text of a file. Raises ConfigError."""
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"program: copied file {file} cannot be read: {error}") from error
+    if len(text.encode()) > _MOST_BYTES:
+        raise ConfigError(
+            f"program: copied file {file} has over {_MOST_BYTES} bytes; have the sandbox show it by the option "
+            "read_only of bwrap, or put it into an image"
+        )
+    return text
