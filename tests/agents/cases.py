@@ -25,7 +25,12 @@ class AgentCase:
 
     def program(self, timeout_s: float = _MOST_S) -> Program:
         """The scaffold that plays it. Its home is apart from the workspace."""
-        return Program(self.command, timeout_s, {**_SHARED, **self.environment}, self.home_files)
+        return Program(self.command, timeout_s, self.variables, self.home_files)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Its environment, with what all have."""
+        return {**_SHARED, **self.environment}
 
 
 # It ends by a command of its own, and would ask for a price list at its start. Ten attempts take it five minutes.

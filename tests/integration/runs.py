@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import httpx
+
+from tests.storms.run_account import RunAccount, account_of
 
 RECIPE = """
 name = "test"
@@ -101,6 +104,15 @@ def rows(file: Path) -> list[dict[str, Any]]:
     text = file.read_text() if file.is_file() else ""
     found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     return [{name: value for name, value in row.items() if name != "checksum"} for row in found]
+
+
+def assert_whole(run: Path) -> list[dict[str, Any]]:
+    """The ledger of a run that has finished: each episode once, and in the archive as well."""
+    assert state(run)["status"] == "finished"
+    lines = rows(run / "ledger.jsonl")
+    assert set(Counter(line["episode_id"] for line in lines).values()) == {1}
+    assert account_of(run, {}, [], run / "no-sessions") == RunAccount()
+    return lines
 
 
 def assert_trained(run: Path, num_episodes: int) -> None:

@@ -16,7 +16,6 @@ import pytest
 from agentrl.journal.reading import read_journal
 from tests.integration import runs
 from tests.storms.escape_targets import running_with
-from tests.storms.run_account import RunAccount, account_of
 
 pytestmark = pytest.mark.long
 
@@ -74,15 +73,6 @@ def replied(run: Path) -> set[str]:
         return {name for name, history in read_journal(run / "journal").lives.items() if history.turns}
 
 
-def assert_whole(run: Path) -> list[dict[str, Any]]:
-    """The ledger of a run that has finished: each episode once, and in the archive as well."""
-    assert runs.state(run)["status"] == "finished"
-    lines = runs.rows(run / "ledger.jsonl")
-    assert set(Counter(line["episode_id"] for line in lines).values()) == {1}
-    assert account_of(run, {}, [], run / "no-sessions") == RunAccount()
-    return lines
-
-
 def assert_dispatched_anew(lines: list[dict[str, Any]], cut_off: set[str]) -> None:
     """Each of the episodes that were cut off is dropped, with its tokens, and its task was played once more."""
     assert {line["episode_id"] for line in lines if line["reason"] == "scaffold_cut_off"} == cut_off
@@ -95,7 +85,7 @@ def test_a_black_box_program_is_trained_and_evaluated(engine_model: Path, tmp_pa
     result = runs.agentrl(*runs.train_arguments(tmp_path, engine_model, *overrides))
     assert result.returncode == 0, result.stdout + result.stderr
     run = tmp_path / "runs" / "test-seed0"
-    trained = [line for line in assert_whole(run) if line["outcome"] == "trained"]
+    trained = [line for line in runs.assert_whole(run) if line["outcome"] == "trained"]
     runs.assert_trained(run, STEPS * EPISODES_PER_STEP)
     steps = [row for row in runs.metrics(run) if "batch/trained_tokens" in row]
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
@@ -128,7 +118,7 @@ def test_programs_of_a_worker_that_is_killed_are_dispatched_anew(
     gate.touch()
     output = process.communicate(timeout=600)[0]
     assert process.returncode == 0, output
-    lines = assert_whole(run)
+    lines = runs.assert_whole(run)
     cut_off = {line["episode_id"] for line in lines if line["reason"] == "scaffold_cut_off"}
     assert len(cut_off) == PLACES / 2
     assert cut_off < before
@@ -156,7 +146,7 @@ def test_programs_of_a_run_that_stops_are_dispatched_anew_when_it_goes_on(
     gate.touch()
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
-    assert_dispatched_anew(assert_whole(run), set(parked))
+    assert_dispatched_anew(runs.assert_whole(run), set(parked))
 
 
 @pytest.mark.parametrize(

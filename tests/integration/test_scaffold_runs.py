@@ -11,7 +11,6 @@ from agentrl.orchestration.run_directory import read_episodes
 from agentrl.types.episode import Episode
 from tests.integration import runs
 from tests.storms.partners import trained_by
-from tests.storms.run_account import RunAccount, account_of
 
 pytestmark = pytest.mark.long
 
@@ -39,10 +38,7 @@ def trained(folder: Path, model: Path, *overrides: str) -> Path:
     result = runs.agentrl(*runs.train_arguments(folder, model, f"steps={STEPS}", *LONG_REPLIES, *overrides))
     assert result.returncode == 0, result.stdout + result.stderr
     run = folder / "runs" / "test-seed0"
-    assert runs.state(run)["status"] == "finished"
-    lines = runs.rows(run / "ledger.jsonl")
-    assert set(Counter(line["episode_id"] for line in lines).values()) == {1}
-    assert account_of(run, {}, [], folder / "no-sessions") == RunAccount()
+    runs.assert_whole(run)
     return run
 
 
