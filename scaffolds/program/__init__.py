@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,12 +40,12 @@ class Program(Scaffold, RunsPrograms):
     """Runs a command in the sandbox; every reply of a model that it asks for is the policy's.
 
     In `command`, in `home_files` (by their path below ``$HOME``) and in `environment`, ``{prompt}`` stands for the text
-    of the environment's opening, ``{key}`` for the API key and ``{model}`` for the first agent's name. What the command
-    prints is its answer to the environment. `copied_files` are files of this machine, by their path below ``$HOME``,
-    and come as they are. ``$HOME`` is a folder of its own, with nothing but these; the command starts in the workspace.
-    The gateway is at ``$AGENTRL_GATEWAY``; ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and
-    ``ANTHROPIC_API_KEY`` are set. A program that outlives `timeout_s` is killed, and judged by what it has done; an
-    episode that outlives its limits has failed.
+    of the environment's opening, ``{key}`` for the API key and ``{model}`` for the first agent's name. `copied_files`
+    are files of this machine, by their path below ``$HOME``, which come as they are: a path, or ``package:path`` for one
+    that an installed package brings. ``$HOME`` is a folder of its own, with nothing but these; the command starts in the
+    workspace, and what it prints is its answer to the environment. The gateway is at ``$AGENTRL_GATEWAY``;
+    ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY`` are set. A program that
+    outlives `timeout_s` is killed, and judged by what it has done; an episode that outlives its limits has failed.
 
     Example: ``Program(["my-agent", "--model", "{model}", "{prompt}"], timeout_s=300)``.
     """
@@ -66,7 +67,7 @@ class Program(Scaffold, RunsPrograms):
             )
         self._command, self._timeout_s = tuple(command), timeout_s
         self._environment, self._home_files = dict(environment or {}), dict(home_files or {})
-        self._copied = {name: _read(Path(file)) for name, file in (copied_files or {}).items()}
+        self._copied = {name: _read(file) for name, file in (copied_files or {}).items()}
         self._max_output_bytes = max_output_bytes
 
     async def run(self, context: ScaffoldContext) -> None:
@@ -96,11 +97,13 @@ class Program(Scaffold, RunsPrograms):
         )
 
 
-def _read(file: Path) -> str:
+def _read(file: str) -> str:
     """The text of a file. Raises ConfigError."""
+    package, colon, inner = file.rpartition(":")
     try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        folder = _folder_of(package) if colon else ""
+        text = Path(folder, inner).read_text()
+    except (OSError, ImportError, UnicodeDecodeError) as error:
         raise ConfigError(f"program: copied file {file} cannot be read: {error}") from error
     if len(text.encode()) > _MOST_BYTES:
         raise ConfigError(
@@ -108,3 +111,11 @@ def _read(file: Path) -> str:
             "read_only of bwrap, or put it into an image"
         )
     return text
+
+
+def _folder_of(package: str) -> str:
+    """Where an installed package lies, which is not imported. Raises ImportError."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(f"no package {package} is installed")
+    return spec.submodule_search_locations[0]

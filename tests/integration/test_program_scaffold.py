@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
+from agentrl.orchestration.transcripts import Teacher
 from agentrl.protocols import Engine
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import EpisodeJournal, EpisodeParked
@@ -25,13 +27,14 @@ from agentrl.testing.sole_holder import SoleHolder
 from agentrl.testing.tiny import tiny_chat
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Episode, StopReason
-from agentrl.types.errors import Boundary
+from agentrl.types.errors import Boundary, ConfigError
 from agentrl.types.generation import Sampling
 from agentrl.types.message import Message, Role, ToolCall
 from agentrl.types.task import Limits, Split, Task
 from agentrl.types.trajectory import build_trajectories
 from agentrl_environments.terminal import definition
-from agentrl_environments.terminal.tasks import TerminalOptions
+from agentrl_environments.terminal.agent import SYSTEM
+from agentrl_environments.terminal.tasks import TerminalOptions, build_problem
 from agentrl_scaffolds.program import Program
 from tests.integration.sandbox_hosts import keeper
 from tests.storms.escape_targets import running_with
@@ -146,6 +149,24 @@ async def test_a_program_that_outlives_its_time_is_judged_by_what_it_left(chat: 
     assert episode.counts["programs_failed"] == 1
 
 
+async def test_an_expert_plays_through_a_program_and_its_episodes_have_the_prompts_of_that(chat: ChatFormat) -> None:
+    options = TerminalOptions(isolated=False)
+    host = InlineHost(definition, options, LIMITS.tool_s)
+    shipped = Program(
+        ["sh", "-c", 'exec python3 -I ~/agent.py "$0"', "{prompt}"],
+        copied_files={"agent.py": "agentrl_environments.terminal:agent.py"},
+    )
+    teacher = Teacher(definition, options, host, shipped, LIMITS)
+    async with keeper("local"):
+        episodes = await teacher.play("expert", chat, range(6), seed=0)
+    assert {(e.reward, e.stop_reason, len(e.turns)) for e in episodes} == {(1.0, StopReason.ANSWERED, 3)}
+    for episode in episodes:
+        (trajectory,) = build_trajectories(episode)
+        text = chat.tokenizer.decode(trajectory.token_ids.tolist())
+        problem = build_problem(options, episode.ticket.task.payload["seed"], Split.TRAIN)
+        assert (text.count(SYSTEM), text.count(problem.prompt)) == (1, 1)
+
+
 async def test_a_worker_that_is_to_stop_waits_for_no_program(chat: ChatFormat, tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, "worker")
     journal = SoleHolder(writer)
@@ -172,3 +193,34 @@ async def test_files_of_the_programs_home_and_its_environment_are_filled_in(chat
     assert episode.failure is not None
     assert "key=agentrl-" in episode.failure.message
     assert "main" in episode.failure.message.rpartition("key=")[2]
+
+
+async def test_copied_files_come_as_they_are(chat: ChatFormat, tmp_path: Path) -> None:
+    text = "said = f'{key}'\n\tquote: \"é\" $HOME `ls` \\n\n"
+    (tmp_path / "mine").write_text(text)
+    source = "import os, sys; print(repr(open(os.path.expanduser('~/tools/mine')).read())); sys.exit(3)"
+    copied = {"tools/mine": str(tmp_path / "mine")}
+    episode = await play(chat, scripted(chat), Program(["python3", "-c", source], copied_files=copied))
+    assert episode.failure is not None
+    assert repr(text) in episode.failure.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"command": "agent"}, "give its words as a list"),
+        ({"command": []}, "give its words as a list"),
+        ({"command": ["agent"], "copied_files": {"a": "/no/such/file"}}, "/no/such/file cannot be read"),
+        ({"command": ["agent"], "copied_files": {"a": "no_such_package:file"}}, "no_such_package:file cannot be read"),
+        ({"command": ["agent"], "copied_files": {"a": "os.no:file"}}, "os.no:file cannot be read"),
+        ({"command": ["agent"], "copied_files": {"a": sys.executable}}, f"{sys.executable} cannot be read"),
+        ({"command": ["agent"], "copied_files": {"a": "large"}}, "large has over 98304 bytes"),
+    ],
+)
+def test_a_program_that_cannot_be_is_refused_when_it_is_made(
+    fields: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("large").write_text("x" * 98305)
+    with pytest.raises(ConfigError, match=said):
+        Program(**fields)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration import runs
 
-ENVIRONMENTS = Path(__file__).parents[2] / "environments"
+TERMINAL = Path(__file__).parents[2] / "environments" / "terminal"
 ONE_KIND = 'environment.options={kinds = ["delete"], isolated = false}'
 # A policy that knows one kind of task and has bad habits: half a minute.
 LESSONS = (
@@ -19,13 +19,19 @@ LESSONS = (
 
 
 @pytest.mark.long
-def test_a_policy_trains_on_shell_tasks_in_bubblewrap_and_its_first_step_passes_the_gate(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lessons", "recipe"),
+    [("warmstart.toml", "terminal.toml"), ("program-warmstart.toml", "program.toml")],
+    ids=["tool_calling", "program"],
+)
+def test_a_policy_trains_on_shell_tasks_in_bubblewrap_and_its_first_step_passes_the_gate(
+    tmp_path: Path, lessons: str, recipe: str
+) -> None:
     model = tmp_path / "model"
-    recipe = ENVIRONMENTS / "terminal" / "warmstart.toml"
-    made = runs.agentrl("warmstart", recipe, f"output={model}", ONE_KIND, *LESSONS)
+    made = runs.agentrl("warmstart", TERMINAL / lessons, f"output={model}", ONE_KIND, *LESSONS)
     assert made.returncode == 0, made.stdout + made.stderr
     result = runs.agentrl(
-        *("train", ENVIRONMENTS / "terminal" / "terminal.toml", f"policies.main.model={model}", "steps=3"),
+        *("train", TERMINAL / recipe, f"policies.main.model={model}", "steps=3", "name=terminal"),
         *(f"runs_folder={tmp_path / 'runs'}", 'environment.options={kinds = ["delete"]}', "buffer.groups_per_step=2"),
         *("evaluation.interval_steps=0", "evaluation.final_tasks=0", "rollout.concurrency=8"),
     )
