@@ -41,9 +41,9 @@ class Program(Scaffold, RunsPrograms):
 
     In `command`, in `home_files` (by their path below ``$HOME``) and in `environment`, ``{prompt}`` stands for the text
     of the environment's opening, ``{key}`` for the API key and ``{model}`` for the first agent's name. `copied_files`
-    are files of this machine, by their path below ``$HOME``, which come as they are: a path, or ``package:path`` for one
-    that an installed package brings. ``$HOME`` is a folder of its own, with nothing but these; the command starts in the
-    workspace, and what it prints is its answer to the environment. The gateway is at ``$AGENTRL_GATEWAY``;
+    are files of this machine, by their path below ``$HOME``, which come as they are: a path, or ``package:path`` for
+    one that an installed package brings. ``$HOME`` is a folder of its own, with nothing but these; the command starts
+    in the workspace, and what it prints is its answer to the environment. The gateway is at ``$AGENTRL_GATEWAY``;
     ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY`` are set. A program that
     outlives `timeout_s` is killed, and judged by what it has done; an episode that outlives its limits has failed.
 

@@ -1,0 +1,145 @@
+"""All agents play at once, in sandboxes, on two real engines whose weights are published about every second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.envs.inline import InlineHost
+from agentrl.gateway.starting import LazyGateway
+from agentrl.inference.config import ClientConfig, FleetConfig, SGLangEngineConfig
+from agentrl.rewards.verifier import Verifier
+from agentrl.rollouts.recorded_replies import Generating
+from agentrl.rollouts.replies import session_key
+from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.sandbox.client import KeeperHost
+from agentrl.testing.builders import build_ticket
+from agentrl.testing.recording_journal import RecordingJournal
+from agentrl.testing.scripted import Script
+from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model, tiny_chat
+from agentrl.tokens.chat import ChatFormat
+from agentrl.types.episode import Episode, StopReason
+from agentrl.types.generation import Generation, GenerationRequest, Sampling
+from agentrl.types.task import Limits, Split, Task
+from agentrl.types.trajectory import build_trajectories
+from tests.agents.cases import AGENTS, CLAUDE_CODE, CODEX, AgentCase
+from tests.agents.policies import POLICIES
+from tests.agents.writing import ONE_FILE, TWO_FILES, WritingOptions, definition
+from tests.servers.scripted_engine import prompt_name
+from tests.storms.deliveries import check_episode
+from tests.storms.fault_stage import Setting, playing, started
+from tests.storms.gateway_storm import RecordedStage
+
+pytestmark = pytest.mark.timeout(900)
+LIMITS = Limits(max_turns=64, max_context_tokens=131_072, max_reply_tokens=2048, tool_s=120.0, total_s=700.0)
+PLAYED = [*((case, ONE_FILE, 1) for case in AGENTS), (CODEX, TWO_FILES, 3), (CLAUDE_CODE, TWO_FILES, 3)]
+LEAST_PUBLICATIONS = 10
+
+
+@dataclass(frozen=True)
+class Announced:
+    """Tells the engines, ahead of each request, what the script has to say to it."""
+
+    router: Generating
+    chat: ChatFormat
+    script: Script
+    folder: Path
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        reply = self.chat.complete(self.script(request.session, request.conversation)).tolist()
+        name = prompt_name(self.prompt_of(request, reply))
+        if not (self.folder / name).is_file():
+            (self.folder / f"{name}.part").write_text(json.dumps(reply))
+            (self.folder / f"{name}.part").rename(self.folder / name)
+        return await self.router.generate(request)
+
+    def prompt_of(self, request: GenerationRequest, reply: list[int]) -> list[int]:
+        """The request's prompt without the beginning of the reply that it may continue."""
+        ids = request.prompt_ids.tolist()
+        known = next(n for n in range(len(reply)) if ids[len(ids) - n :] == reply[:n] and self._begins(ids, n))
+        return ids[: len(ids) - known]
+
+    def _begins(self, ids: list[int], known: int) -> bool:
+        begin = self.chat.tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+        return ids[len(ids) - known - len(begin) : len(ids) - known] == list(begin)
+
+
+async def play(
+    stage: RecordedStage, gateway: LazyGateway, case: AgentCase, files: list[tuple[str, str]], number: int
+) -> Episode:
+    chat = tiny_chat(stage.models[0])
+    engine = Announced(stage.router, chat, POLICIES[case.name], stage.logs / "replies")
+    runner = EpisodeRunner(
+        {"main": Player("main", engine, chat, Sampling())},
+        case.program(),
+        InlineHost(definition, WritingOptions(), LIMITS.tool_s),
+        Verifier(LIMITS.tool_s),
+        RecordingJournal(),
+        LIMITS,
+        gateway,
+    )
+
+    async def nothing() -> None:
+        return
+
+    task = Task("writing", Split.TRAIN, 0, {"files": files})
+    return await runner.run(
+        runner.open(replace(build_ticket(f"{case.name}-{len(files)}-{number}"), task=task)), nothing
+    )
+
+
+def staged(folder: Path) -> RecordedStage:
+    shape = TINY_SHAPE.model_copy(update={"context_tokens": LIMITS.max_context_tokens})
+    (folder / "replies").mkdir()
+    even, odd, wrong = (make_tiny_model(folder / f"model-{n}", n, shape) for n in range(3))
+    args = {"deliveries": str(folder / "deliveries.jsonl"), "replies": str(folder / "replies")}
+    config = SGLangEngineConfig(
+        kind="sglang",
+        command=[sys.executable, "-m", "tests.servers.scripted_engine"],
+        args={"max_running_requests": 8, "window": 256, **args},  # prompts of agents are long, and weights come often
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+    )
+    client = ClientConfig(generate_s=300.0, control_s=60.0, load_s=60.0, connect_s=10.0)
+    watch = FleetConfig(probe_s=5.0, suspect_s=60.0, dead_s=120.0, wait_s=300.0)
+    return RecordedStage((even, odd), wrong, folder, Setting(config, client, watch, calm_s=1.0))
+
+
+async def test_no_agent_notices_that_weights_are_published_and_every_token_is_the_engines(
+    host: KeeperHost, tmp_path: Path
+) -> None:
+    stage, gateway = staged(tmp_path), LazyGateway()
+    episodes: list[tuple[Episode, int]] = []
+
+    def num_published() -> int:
+        return min(member.version.step for member in stage.fleet.members.values())
+
+    async def play_on() -> None:
+        for number in range(100):
+            for case, files, branches in PLAYED[:: 1 if number % 2 == 0 else -1]:
+                episodes.append((await play(stage, gateway, case, files, number), branches))
+            if num_published() >= LEAST_PUBLICATIONS:
+                return
+
+    async with started(stage, "main-0", "main-1"), playing(stage, 0) as publishing:
+        players = asyncio.create_task(play_on())
+        await asyncio.wait({players, publishing}, return_when=asyncio.FIRST_COMPLETED)
+        assert players.done(), "the publications have failed"
+        await players
+        await gateway.close()
+    for episode, branches in episodes:
+        faults = check_episode(episode, stage.deliveries(session_key(episode.ticket, "main")))
+        assert (faults.tokens_wrong, faults.branches_wrong) == (0, 0), faults.notes
+        assert (episode.failure, episode.reward, episode.stop_reason) == (None, 1.0, StopReason.ANSWERED)
+        assert not {"refused", "sent_again", "unheard"} & episode.counts.keys()
+        assert (episode.counts["programs_failed"], len(build_trajectories(episode))) == (0, branches)
+    assert sum(turn.aborts for episode, _ in episodes for turn in episode.turns) > 0
+    versions = {
+        span.version for episode, _ in episodes for n in episode.nodes if n.sample for span in n.sample.versions
+    }
+    assert len(versions) > 3
+    print(f"{sum(len(e.turns) for e, _ in episodes)} calls, {num_published()} publications, {len(versions)} versions")
