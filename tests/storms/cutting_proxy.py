@@ -30,6 +30,7 @@ class CuttingProxy:
     def __init__(self, target: str, rng: random.Random, share: float) -> None:
         self._target, self._rng, self._share = urlsplit(target), rng, share
         self.cuts: Counter[Cut] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.url = ""
 
     @classmethod
@@ -40,14 +41,23 @@ class CuttingProxy:
         async with await asyncio.start_server(proxy._take, "127.0.0.1", 0) as server:
             proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             yield proxy
+            for task in proxy._tasks:
+                task.cancel()
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._forward(reader, writer), name="forward")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         theirs, ours = await asyncio.open_connection(self._target.hostname, self._target.port)
         link = _Link(self, writer, ours)
-        with suppress(OSError):
-            await asyncio.gather(link.forward_calls(reader), link.forward_answers(theirs))
-        for side in (writer, ours):
-            side.close()
+        try:
+            with suppress(OSError):
+                await asyncio.gather(link.forward_calls(reader), link.forward_answers(theirs))
+        finally:
+            for side in (writer, ours):
+                side.close()
 
     def choose(self) -> Cut | None:
         """What becomes of the next call."""

@@ -21,7 +21,7 @@ _SYSTEM = Entry("system", "You help.")
 
 @dataclass(frozen=True)
 class Line:
-    """Who speaks: a dialect, and the header that tells it from another who asks the very same at the same time."""
+    """Who speaks: a dialect, and perhaps a header that tells it from another who asks the very same at once."""
 
     speaker: Any
     asker: str = ""
@@ -95,10 +95,11 @@ class Program:
         is_same = self._rng.random() < 0.5
         self.counts["spawned_alike" if is_same else "spawned"] += 2
         questions = [self._question(1)] * 2 if is_same else [self._question(1), self._question(1)]
+        are_named = self._rng.random() < 0.5
         async with asyncio.TaskGroup() as group:
             for question in questions:
                 self._num_askers += 1
-                sub = Line(line.speaker, f"sub-{self._num_askers}")
+                sub = Line(line.speaker, f"sub-{self._num_askers}" if are_named else "")
                 group.create_task(self._talk(sub, question, 1))
 
     async def _change(

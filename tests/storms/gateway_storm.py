@@ -51,7 +51,7 @@ contexts are found by messages, and what an aborted request had is kept."""
 
 _ROOT = Path(__file__).parents[2]
 _LIMITS = Limits(max_turns=1 << 20, max_context_tokens=8192, max_reply_tokens=512, tool_s=60.0, total_s=900.0)
-_CUT_SHARE = 0.12
+_CUT_SHARE = 0.2
 _AT_ONCE = 5
 _CALM_S = 0.6
 _LOST_REPLY_EVERY_S = 3.0
