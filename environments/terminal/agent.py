@@ -1,6 +1,8 @@
 """An agent that knows nothing but OpenAI's Chat Completions: it runs the commands that the model asks for.
 
-It needs Python's standard library alone: ``python3 agent.py "count the files"``.
+It needs Python's standard library alone, and these variables: ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``MODEL``.
+
+Example: ``python3 agent.py "count the files"``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ SHELL = {"name": "shell", "description": "Run a shell command and return its out
 
 def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """The model's next message."""
-    asked = {"model": "main", "messages": messages, "tools": [{"type": "function", "function": SHELL}]}
+    asked = {"model": os.environ["MODEL"], "messages": messages, "tools": [{"type": "function", "function": SHELL}]}
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         json.dumps(asked).encode(),

@@ -15,7 +15,7 @@ from tests.integration import runs
 pytestmark = pytest.mark.timeout(900)
 STEPS, GROUPS, GROUP_SIZE = 2, 2, 2
 CONTEXT_TOKENS = 131_072
-# An agent takes seconds of a core to start, so few play. An engine keeps a whole context for each request at once.
+# An agent takes seconds of a core to start, so few play. An engine reserves a whole context for each request.
 FEW = (
     f"steps={STEPS}",
     f"buffer.groups_per_step={GROUPS}",

@@ -15,7 +15,9 @@ from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
+from agentrl.orchestration.players import build_scaffold
 from agentrl.orchestration.transcripts import Teacher
+from agentrl.orchestration.warmstart_config import load_warmstart_config
 from agentrl.protocols import Engine
 from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import EpisodeJournal, EpisodeParked
@@ -152,13 +154,12 @@ async def test_a_program_that_outlives_its_time_is_judged_by_what_it_left(chat: 
 async def test_an_expert_plays_through_a_program_and_its_episodes_have_the_prompts_of_that(chat: ChatFormat) -> None:
     options = TerminalOptions(isolated=False)
     host = InlineHost(definition, options, LIMITS.tool_s)
-    shipped = Program(
-        ["sh", "-c", 'exec python3 -I ~/agent.py "$0"', "{prompt}"],
-        copied_files={"agent.py": "agentrl_environments.terminal:agent.py"},
-    )
+    recipe = Path(__file__).parents[2] / "environments" / "terminal" / "program-warmstart.toml"
+    shipped = build_scaffold(load_warmstart_config(recipe, []).scaffold)
     teacher = Teacher(definition, options, host, shipped, LIMITS)
     async with keeper("local"):
         episodes = await teacher.play("expert", chat, range(6), seed=0)
+    assert not any(name.startswith("overrides") for e in episodes for name in e.counts)
     assert {(e.reward, e.stop_reason, len(e.turns)) for e in episodes} == {(1.0, StopReason.ANSWERED, 3)}
     for episode in episodes:
         (trajectory,) = build_trajectories(episode)
