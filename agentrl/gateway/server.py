@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.gateway.calls import AnsweredCall, Session
@@ -123,13 +124,17 @@ class GatewayServer:
         session = self._session(request)
         read, call = await session.begin(dialect, await _read_body(request), request.headers)
         request.state.answered, request.state.is_streamed = call, read.is_streamed
-        await _until_answered(request, call, _BEFORE_STREAM_S if read.is_streamed else None)
-        if read.is_streamed and not call.has_failed:
-            events = _events(dialect, read, call)
-            return StreamingResponse(events, media_type="text/event-stream", headers=_NO_STORE)
-        answer = dialect.answer(read, await call.answer(), call.id)
-        call.is_heard = True
-        return JSONResponse(answer)
+        # Without a gap until the answer is sent: in one, who asks the same at once would be taken for who asks again.
+        call.waiting += 1
+        try:
+            await _until_answered(request, call, _BEFORE_STREAM_S if read.is_streamed else None)
+            if read.is_streamed and not call.has_failed:
+                return _Stream(call, _events(dialect, read, call))
+            answer = dialect.answer(read, await call.answer(), call.id)
+            call.is_heard = True
+            return JSONResponse(answer)
+        finally:
+            call.waiting -= 1
 
     def _session(self, request: Request) -> Session:
         """The session that a request is of. Raises CallRefusedError."""
@@ -158,6 +163,22 @@ class GatewayServer:
         # `max_model_len` is vLLM's: the longest context, prompt and reply together.
         card = {"object": "model", "created": 0, "owned_by": "agentrl", "max_model_len": calls.max_context_tokens}
         return JSONResponse({"object": "list", "data": [{"id": name} | card for name in calls.models]})
+
+
+class _Stream(StreamingResponse):
+    """A stream of events, whose client waits for the answer until it is sent, or the client is gone."""
+
+    def __init__(self, call: AnsweredCall, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=_NO_STORE)
+        self._call = call
+        call.waiting += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._call.waiting -= 1
 
 
 class _Connection(H11Protocol):
@@ -217,7 +238,6 @@ def _refused(dialect: Dialect, refusal: CallRefusedError) -> Response:
 
 async def _events(dialect: Dialect, read: ReadCall, call: AnsweredCall) -> AsyncIterator[str]:
     """Waits for: the reply, saying every few seconds that it comes. Unblocked by: it, or a client that hangs up."""
-    call.waiting += 1
     try:
         while not (await asyncio.wait([call.reply], timeout=_KEEP_ALIVE_S))[0]:
             yield dialect.keep_alive(call.id)
@@ -226,20 +246,16 @@ async def _events(dialect: Dialect, read: ReadCall, call: AnsweredCall) -> Async
         call.is_heard = True
     except CallRefusedError as refusal:
         yield dialect.error_event(refusal, call.id)
-    finally:
-        call.waiting -= 1
 
 
 async def _until_answered(request: Request, call: AnsweredCall, limit_s: float | None) -> None:
     """Waits for: the reply. Unblocked by: it, a limit, or a client that hangs up, which raises ClientDisconnect."""
     gone = asyncio.create_task(_until_gone(request), name="client-gone")
-    call.waiting += 1
     try:
         await asyncio.wait([call.reply, gone], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             raise ClientDisconnect
     finally:
-        call.waiting -= 1
         gone.cancel()
 
 

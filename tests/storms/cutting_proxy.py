@@ -85,7 +85,8 @@ class _Link:
                 return
             self._server.write(data)
             await self._server.drain()
-        self._server.write_eof()  # at once, and not behind the client's next call
+        with suppress(RuntimeError):  # closed by then
+            self._server.write_eof()  # at once, and not behind the client's next call
 
     async def forward_answers(self, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(2**16):

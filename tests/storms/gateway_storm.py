@@ -52,7 +52,6 @@ contexts are found by messages, and what an aborted request had is kept."""
 _ROOT = Path(__file__).parents[2]
 _LIMITS = Limits(max_turns=1 << 20, max_context_tokens=8192, max_reply_tokens=512, tool_s=60.0, total_s=900.0)
 _CUT_SHARE = 0.2
-_AT_ONCE = 5
 _CALM_S = 0.6
 _LOST_REPLY_EVERY_S = 3.0
 _DEADLINE_S = 900.0
@@ -61,13 +60,17 @@ _ANSWER = Message(Role.ASSISTANT, "done")
 
 @dataclass(frozen=True)
 class StormPlan:
-    """How long it blows: at least so many calls and publications; without a protection until a fault is found."""
+    """How long it blows: at least so many calls and publications; without a protection until a fault is found.
+
+    `num_at_once` episodes are in play, of some 20 calls each.
+    """
 
     folder: Path
     num_calls: int
     num_publishes: int
     seed: int = 0
     without: str = ""
+    num_at_once: int = 5
 
 
 @dataclass
@@ -172,7 +175,7 @@ class _Storm:
 
     async def _play_all(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(_AT_ONCE):
+            for _ in range(self._plan.num_at_once):
                 group.create_task(self._play_on())
 
     async def _play_on(self) -> None:

@@ -198,3 +198,22 @@ async def test_a_reply_that_nobody_hears_is_on_record_and_counted(chat):
     episode = await play(chat, engine, agent)
     assert len(episode.turns) == 2
     assert (episode.counts["unheard"], episode.counts["overrides_temperature"]) == (1, 1)
+
+
+async def _heard(asking) -> None:
+    answer = await asking
+    if hasattr(answer, "__aiter__"):
+        assert [chunk async for chunk in answer]
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+async def test_however_soon_replies_are_there_the_same_asked_many_times_at_once_is_as_many_calls(chat, streams):
+    asked = {**ASKED, "stream": streams}
+
+    async def agent(access):
+        async with client(access) as api:
+            chats = api.chat.completions
+            await asyncio.gather(*(_heard(chats.create(**asked)) for _ in range(12)))
+
+    episode = await play(chat, ScriptedEngine(chat, script), agent, max_turns=20)
+    assert (len(episode.turns), "sent_again" in episode.counts) == (12, False)
