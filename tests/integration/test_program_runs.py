@@ -17,7 +17,7 @@ from agentrl.journal.reading import read_journal
 from tests.integration import runs
 from tests.storms.escape_targets import running_with
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 STEPS, EPISODES_PER_STEP, PLACES, CALLS = 3, 8, 8, 2
 EVALUATED = ("evaluation.interval_steps=1", "evaluation.tasks=2", "evaluation.final_tasks=3")
@@ -114,7 +114,8 @@ def test_programs_of_a_worker_that_is_killed_are_dispatched_anew(
     before = replied(run)
     workers = [pid for pid in runs.processes_of(run) if "worker_process" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(min(workers), signal.SIGKILL)
-    runs.wait_until(lambda: len(replied(run)) > PLACES, process)
+    # The places of those that were cut off are taken by others, and none of the lost worker's programs runs on.
+    runs.wait_until(lambda: len(replied(run)) == PLACES * 3 / 2 and programs(gate) == PLACES, process)
     gate.touch()
     output = process.communicate(timeout=600)[0]
     assert process.returncode == 0, output

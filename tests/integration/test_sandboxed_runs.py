@@ -19,6 +19,7 @@ LESSONS = (
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("lessons", "recipe"),
     [("warmstart.toml", "terminal.toml"), ("program-warmstart.toml", "program.toml")],
