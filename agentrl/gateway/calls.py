@@ -79,8 +79,8 @@ class Session:
     async def begin(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> tuple[ReadCall, AnsweredCall]:
         """What a request asks for, and the call that it is, new or sent again.
 
-        Waits for: a client that asked the same and still seems to wait. Unblocked by: a moment, in which it would be
-        seen to have hung up. Raises CallRefusedError.
+        Waits for: a client that asked the same and may have lost the answer, or hung up. Unblocked by: a moment, in
+        which that would be seen. Raises CallRefusedError.
         """
         try:
             read = dialect.read(body)
@@ -89,10 +89,13 @@ class Session:
             self.calls.count("refused")
             raise
         same = self._answered[_name_of(dialect, body, headers)]
-        known = _sent_before(same, headers)
-        if known is None and any(call.waiting for call in same):
+        known = _lost(same)
+        is_retry = any(headers.get(name, "0") != "0" for name in _RETRY_HEADERS)
+        if known is None and (is_retry or any(call.waiting for call in same)):
             await asyncio.sleep(_HANG_UP_S)
-            known = _sent_before(same, headers)
+            known = _lost(same) or (_maybe_lost(same) if is_retry else None)
+        if known is None and _IDEMPOTENCY_KEY in headers:
+            known = next((call for call in reversed(same) if not call.has_failed), None)
         if known is not None:
             self.calls.count("sent_again")
             known.is_broken_off = known.is_closed = False
@@ -126,12 +129,9 @@ def _name_of(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> str:
     return "/".join([dialect.name, *(headers.get(name, "") for name in _ASKERS), digest])
 
 
-def _sent_before(same: Sequence[AnsweredCall], headers: Mapping[str, str]) -> AnsweredCall | None:
-    """The call that is sent again; one that is surely lost comes before one that may be."""
-    answerable = [call for call in reversed(same) if not call.has_failed]
-    lost = [call for call in answerable if call.is_lost]
-    if _IDEMPOTENCY_KEY in headers:
-        lost += answerable
-    elif any(headers.get(name, "0") != "0" for name in _RETRY_HEADERS):
-        lost += [call for call in answerable if call.may_be_lost]
-    return lost[0] if lost else None
+def _lost(same: Sequence[AnsweredCall]) -> AnsweredCall | None:
+    return next((call for call in reversed(same) if not call.has_failed and call.is_lost), None)
+
+
+def _maybe_lost(same: Sequence[AnsweredCall]) -> AnsweredCall | None:
+    return next((call for call in reversed(same) if not call.has_failed and call.may_be_lost), None)
