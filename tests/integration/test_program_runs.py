@@ -63,8 +63,15 @@ def gate() -> Iterator[Path]:
 
 def programs(gate: Path) -> int:
     """Agents that run in sandboxes: one process each, beside the shell that started it."""
-    found = [Path(f"/proc/{pid}/comm") for pid in running_with(str(gate))]
-    return sum(file.exists() and file.read_text().startswith("python3") for file in found)
+    return sum(_command_of(pid).startswith("python3") for pid in running_with(str(gate)))
+
+
+def _command_of(pid: int) -> str:
+    """The name of a process's program; empty for one that has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
 
 
 def replied(run: Path) -> set[str]:

@@ -43,11 +43,18 @@ class RecordingEngine(EngineLayer):
 
 
 class ForgetfulEngine(EngineLayer):
-    """The fault that the session protects from: what an aborted request had is thrown away."""
+    """The fault that the session protects from: what an aborted request had is thrown away, of every `nth`."""
+
+    def __init__(self, engine: EngineClient | EngineLayer, nth: int = 1) -> None:
+        super().__init__(engine)
+        self._nth, self._aborts = nth, 0
 
     async def generate(self, request: GenerationRequest) -> Generation:
         part = await super().generate(request)
         if part.finish is not FinishReason.ABORT:
+            return part
+        self._aborts += 1
+        if self._aborts % self._nth:
             return part
         return replace(part, token_ids=part.token_ids[:0], logprobs=part.logprobs[:0], versions=(), kv_versions=())
 
