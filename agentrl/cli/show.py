@@ -95,12 +95,13 @@ def _print_episode(episode: Episode, tokenizers: Mapping[str, FastTokenizer], co
         name = f"{policy} {version}" if len(tokenizers) > 1 else str(version)
         text.append(f"■ sampled by {name}  ", colours[policy, version])
     text.append("□ context, not trained\n\n", "dim")
-    speaking, before = "", None
+    speaking = ""
+    newest: dict[str, int] = {}
     for node in episode.nodes:
-        if node.parent != before:
+        if node.agent in newest and node.parent != newest[node.agent]:
             where = "a conversation of its own" if node.parent is None else f"a branch behind node {node.parent}"
             text.append(f"\n\n{where} (node {node.index}):\n", "bold")
-        before = node.index
+        newest[node.agent] = node.index
         if len(episode.agents) > 1 and node.agent != speaking:
             speaking = node.agent
             text.append(f"\n\n{speaking}: ", "bold")

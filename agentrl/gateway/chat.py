@@ -25,7 +25,7 @@ from agentrl.gateway import rendering, shapes
 from agentrl.gateway.dialects import ReadCall
 from agentrl.types.generation import FinishReason
 from agentrl.types.message import Message, Role, ToolCall, ToolSpec
-from agentrl.types.program import CallRefusedError, ModelCall, ModelReply
+from agentrl.types.program import ModelCall, ModelReply
 
 _SETTINGS: shapes.Shape = TypeAdapter(CompletionCreateParamsBase)
 _TOOL: shapes.Shape = TypeAdapter(ChatCompletionFunctionToolParam)
@@ -75,7 +75,7 @@ _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
-class ChatDialect:
+class ChatDialect(rendering.OpenAIStyle):
     """Reads and answers chat completions."""
 
     name = "chat"
@@ -94,12 +94,12 @@ class ChatDialect:
             messages=shapes.conversation(messages, "messages"),
             tools=tools,
             max_tokens=shapes.token_bound(request, "max_tokens", "max_completion_tokens"),
+            wants_pieces=bool(request.get("logprobs")),
         )
         return ReadCall(
             call,
             is_streamed=shapes.flag(request, "stream"),
             overrides=(*shapes.in_vain(request, _IN_VAIN, _KNOWN), *without_effect),
-            wants_logprobs=bool(request.get("logprobs")),
             wants_usage=bool((request.get("stream_options") or {}).get("include_usage")),
         )
 
@@ -112,7 +112,7 @@ class ChatDialect:
         if calls:
             message["tool_calls"] = [_call_object(call) for call in calls]
         finish = "tool_calls" if calls and reply.finish is FinishReason.STOP else _FINISH[reply.finish]
-        logprobs = {"content": _logprobs(reply), "refusal": None} if read.wants_logprobs else None
+        logprobs = {"content": _logprobs(reply), "refusal": None} if read.call.wants_pieces else None
         choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": logprobs}
         completion = ChatCompletion.model_validate(
             _head(read, call_id, "chat.completion") | {"choices": [choice], "usage": _usage(reply)}
@@ -132,18 +132,6 @@ class ChatDialect:
         if read.wants_usage:
             yield rendering.server_event(head | {"choices": [], "usage": whole["usage"]})
         yield "data: [DONE]\n\n"
-
-    def keep_alive(self, call_id: str) -> str:
-        """A comment."""
-        return rendering.COMMENT
-
-    def error(self, refusal: CallRefusedError) -> dict[str, Any]:
-        """The body of an error."""
-        return rendering.openai_error(refusal)
-
-    def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
-        """A chunk that is an error."""
-        return rendering.server_event(self.error(refusal))
 
     def echo(self, message: Message) -> Message:
         """The assistant message as it comes back."""

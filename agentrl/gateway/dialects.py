@@ -24,7 +24,6 @@ class ReadCall:
     call: ModelCall
     is_streamed: bool
     overrides: tuple[str, ...]
-    wants_logprobs: bool = False
     wants_usage: bool = False  # in a stream whose program must ask for it
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 

@@ -12,7 +12,25 @@ from agentrl.types.message import Message, Role, ToolCall
 from agentrl.types.program import CallRefusedError
 
 _MOST_DELTAS = 4
-COMMENT = ": keep-alive\n\n"
+
+
+class OpenAIStyle:
+    """What the dialects of OpenAI's form have in common: errors, and streams that clients keep open for comments."""
+
+    def keep_alive(self, call_id: str) -> str:
+        """A comment."""
+        return ": keep-alive\n\n"
+
+    def error(self, refusal: CallRefusedError) -> dict[str, Any]:
+        """An error as OpenAI's routes answer it: a broad type by status, and the kind as its code."""
+        kinds = {429: "rate_limit_error"}
+        kind = kinds.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
+        code = None if refusal.kind == kind else refusal.kind
+        return {"error": {"message": str(refusal), "type": kind, "param": refusal.parameter or None, "code": code}}
+
+    def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
+        """An event that is an error."""
+        return server_event(self.error(refusal))
 
 
 def arguments_text(call: ToolCall) -> str:
@@ -67,11 +85,3 @@ def server_event(data: dict[str, Any], name: str | None = None) -> str:
     """One server-sent event; in ASCII, because some clients end lines at what Unicode says ends one."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n"
-
-
-def openai_error(refusal: CallRefusedError) -> dict[str, Any]:
-    """An error as OpenAI's routes answer it: a broad type by status, and the kind as its code."""
-    kinds = {429: "rate_limit_error"}
-    kind = kinds.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
-    code = None if refusal.kind == kind else refusal.kind
-    return {"error": {"message": str(refusal), "type": kind, "param": refusal.parameter or None, "code": code}}

@@ -67,7 +67,7 @@ _PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class ResponsesDialect:
+class ResponsesDialect(rendering.OpenAIStyle):
     """Reads and answers responses."""
 
     name = "responses"
@@ -122,10 +122,6 @@ class ResponsesDialect:
         begun = _head(call_id, "") | {"status": "in_progress", "output": []}
         data = {"type": "response.created", "sequence_number": 0, "response": begun}
         return rendering.server_event(data, "response.created")
-
-    def error(self, refusal: CallRefusedError) -> dict[str, Any]:
-        """The body of an error."""
-        return rendering.openai_error(refusal)
 
     def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
         """A failed response, which codex looks for, with an ``error`` beside it, on which SDKs raise."""

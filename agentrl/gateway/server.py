@@ -7,7 +7,6 @@ weight update, a pause or an engine that dies as a slow reply.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -43,7 +42,6 @@ _KEPT_KEYS = 4096
 _NO_STORE = {"cache-control": "no-store", "x-accel-buffering": "no"}
 # SDKs of both vendors read it: what was refused is refused again.
 _NEVER_AGAIN = {"x-should-retry": "false"}
-_log = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
 
 

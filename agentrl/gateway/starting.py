@@ -6,12 +6,12 @@ import asyncio
 import importlib
 import importlib.util
 import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.process.ports import make_socket_folder
 from agentrl.rollouts.programs import ProgramCalls
 from agentrl.types.errors import ConfigError
 from agentrl.types.program import GatewayAccess
@@ -19,7 +19,6 @@ from agentrl.types.program import GatewayAccess
 if TYPE_CHECKING:
     from agentrl.gateway.server import GatewayServer
 
-_MOST_CHARACTERS = 100
 _PACKAGES = ("fastapi", "uvicorn", "openai", "anthropic")
 
 
@@ -67,20 +66,11 @@ class LazyGateway:
             from agentrl.gateway.server import GatewayServer
         except ImportError as error:
             raise ConfigError(f"programs need the gateway: {error}; install agentrl[gateway]") from error
-        self._folder = _make_folder()
+        self._folder = make_socket_folder("agentrl-gateway-")
+        self._folder.chmod(0o711)  # sandboxes under other user ids come to the socket, and list nothing
         server = GatewayServer(self._folder / "socket")
         try:
             await server.start()
         except OSError as error:
             raise ConfigError(f"the gateway cannot listen at {self._folder}: {error}") from error
         return server
-
-
-def _make_folder() -> Path:
-    """A folder for the socket, whose path the kernel bounds; where that of temporary files is too long, in /tmp."""
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
-    if len(str(folder / "socket")) > _MOST_CHARACTERS:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="agentrl-gateway-", dir="/tmp"))
-    folder.chmod(0o711)  # sandboxes under other user ids come to the socket, and list nothing
-    return folder

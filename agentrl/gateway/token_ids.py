@@ -16,7 +16,7 @@ from agentrl.gateway import rendering, shapes
 from agentrl.gateway.dialects import ReadCall
 from agentrl.types.generation import FinishReason
 from agentrl.types.message import Message
-from agentrl.types.program import CallRefusedError, ModelCall, ModelReply
+from agentrl.types.program import ModelCall, ModelReply
 
 _MOST_TOKEN = 2**31 - 1
 _IN_VAIN: dict[str, tuple[object, ...]] = {
@@ -60,7 +60,7 @@ class _Request(BaseModel):
 _SHAPE: shapes.Shape = TypeAdapter(_Request)
 
 
-class TokenIdsDialect:
+class TokenIdsDialect(rendering.OpenAIStyle):
     """Reads and answers calls in token ids."""
 
     name = "token_ids"
@@ -83,7 +83,7 @@ class TokenIdsDialect:
         )
         overrides = shapes.in_vain(sampling, _IN_VAIN, (*_READ, *_SILENT))
         overrides += shapes.in_vain(request, {}, _BODY)
-        return ReadCall(call, is_streamed=False, overrides=tuple(dict.fromkeys(overrides)), wants_logprobs=True)
+        return ReadCall(call, is_streamed=False, overrides=tuple(dict.fromkeys(overrides)))
 
     def answer(self, read: ReadCall, reply: ModelReply, call_id: str) -> dict[str, Any]:
         """The ids of the reply, each with its log-probability.
@@ -112,18 +112,6 @@ class TokenIdsDialect:
     def events(self, read: ReadCall, reply: ModelReply, call_id: str) -> Iterator[str]:
         """The answer in one piece; `read` lets no call ask for a stream."""
         yield rendering.server_event(self.answer(read, reply, call_id))
-
-    def keep_alive(self, call_id: str) -> str:
-        """A comment."""
-        return rendering.COMMENT
-
-    def error(self, refusal: CallRefusedError) -> dict[str, Any]:
-        """The body of an error."""
-        return rendering.openai_error(refusal)
-
-    def error_event(self, refusal: CallRefusedError, call_id: str) -> str:
-        """An event that is an error."""
-        return rendering.server_event(self.error(refusal))
 
     def echo(self, message: Message) -> Message:
         """The message itself: this dialect has no messages that could change."""

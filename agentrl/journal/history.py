@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-import numpy as np
-
 from agentrl.journal.entries import (
     NO_HOLDER,
     Ended,
@@ -24,9 +22,8 @@ from agentrl.journal.entries import (
 )
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Episode, Node, SampledColumns, Ticket, Turn
-from agentrl.types.generation import Generation, KeptTokens
+from agentrl.types.generation import Generation
 from agentrl.types.score import combined, with_scores
-from agentrl.types.version import append_spans
 
 
 @dataclass(slots=True)
@@ -117,8 +114,10 @@ class EpisodeHistory:
             parts = [part for part in self.parts if part.request == request]
             agent = parts[-1].agent or self.agents[0].name
             parent = max((node.index for node in nodes[:whole] if node.agent == agent), default=None)
-            token_ids, sample = _joined([part.generation for part in parts])
-            nodes.append(Node(len(nodes), parent, agent, len(self.turns), token_ids, sample, is_open=True))
+            # Which experts were used between the parent and the reply is not on record either.
+            drawn = reduce(Generation.followed_by, (replace(part.generation, routed_experts=None) for part in parts))
+            sample = SampledColumns.of(drawn)
+            nodes.append(Node(len(nodes), parent, agent, len(self.turns), drawn.token_ids, sample, is_open=True))
         return tuple(nodes[whole:])
 
     def _turn(self, turned: TurnCommitted) -> Turn:
@@ -127,18 +126,6 @@ class EpisodeHistory:
         if resulted is None:
             return turn
         return replace(turn, effects=resulted.effects, environment_s=resulted.seconds)
-
-
-def _joined(parts: Sequence[Generation]) -> tuple[np.ndarray, SampledColumns]:
-    """Parts of one reply as the tokens and the columns of a node."""
-    kept = [part.kept_tokens for part in parts if part.kept_tokens is not None]
-    sample = SampledColumns(
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        versions=reduce(append_spans, (part.versions for part in parts)),
-        kv_versions=reduce(append_spans, (part.kv_versions for part in parts)),
-        kept_tokens=KeptTokens.concatenate(kept) if kept else None,
-    )
-    return np.concatenate([part.token_ids for part in parts]), sample
 
 
 def build_history(entries: list[EpisodeEntry]) -> EpisodeHistory | None:

@@ -1,10 +1,11 @@
-"""Ports: for servers of this process, and for those that another one is to start a little later."""
+"""Ports and sockets: for servers of this process, and for those that another one is to start a little later."""
 
 from __future__ import annotations
 
 import ipaddress
 import random
 import socket
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from agentrl.types.errors import ConfigError
 _FIRST = 10_000
 _LINUX_DEFAULT = 32_768
 _TRIES = 100
+_MOST_CHARACTERS = 100
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -46,6 +48,15 @@ def bind(host: str, port: int) -> socket.socket:
         message = f"port {port} of {host} cannot be had: {error}; give another --port, or another --host"
         raise ConfigError(message) from error
     return listener
+
+
+def make_socket_folder(prefix: str) -> Path:
+    """A folder for a ``socket``, whose path the kernel bounds; where that of temporary files is too long, in /tmp."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    if len(str(folder / "socket")) <= _MOST_CHARACTERS:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
 
 
 def is_loopback(host: str) -> bool:

@@ -10,4 +10,8 @@ found at the first difference and its episode fails as `scaffold(nondeterministi
 happen again: recorded results stand for calls, and the environment behind them is brought to the same place in a
 way that its author declared (`environment_recovery.py`). What is not recorded costs nothing to lose: a reply that no
 one had heard is drawn again, with the same random numbers.
+
+A scaffold that runs programs is the exception. What they heard is on record, but not what they did with it: their
+state is in a process that ended. So such an episode is never resumed (`programs.py`): it fails as
+`scaffold(cut_off)`, and its task is dispatched anew.
 """

@@ -96,7 +96,7 @@ class Conversations:
             self._known[_next_key(keys[-1], echoed)] = path
             self._reply_of_call.update((made.id, turn.index) for made in echoed.tool_calls)
         await self._log.synced()
-        return self._as_reply(message, place, drawn)
+        return self._as_reply(message, place, drawn, call.wants_pieces)
 
     def prompt_tokens(self, call: ModelCall) -> int:
         """How long the prompt of a call would be. Raises ConfigError and EpisodeError as `reply` does."""
@@ -187,10 +187,10 @@ class Conversations:
         self._children[parent].append(node)
         return node
 
-    def _as_reply(self, message: Message, place: _Place, drawn: Drawn) -> ModelReply:
+    def _as_reply(self, message: Message, place: _Place, drawn: Drawn, with_pieces: bool) -> ModelReply:
         generation = drawn.generation
         ids = generation.token_ids
-        pieces = tuple(self._chat.tokenizer.decode([token]) for token in ids.tolist())
+        pieces = tuple(self._chat.tokenizer.decode([token]) for token in ids.tolist()) if with_pieces else ()
         return ModelReply(
             message,
             generation.finish,

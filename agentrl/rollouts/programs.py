@@ -44,11 +44,6 @@ class ProgramCalls:
         """The names under which the agents can be called."""
         return tuple(self._agents)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no further call is answered."""
-        return self._over.done()
-
     def begin(self) -> None:
         """Take a call up, whether or not it will be refused. Raises SessionOverError if there may be no more."""
         if self._over.done():

@@ -13,10 +13,9 @@ from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.types.episode import Ticket
 from agentrl.types.errors import Boundary, EpisodeError
-from agentrl.types.generation import FinishReason, Generation, GenerationRequest, KeptTokens, RoutedExperts, Sampling
+from agentrl.types.generation import FinishReason, Generation, GenerationRequest, Sampling
 from agentrl.types.message import Message
 from agentrl.types.task import Limits
-from agentrl.types.version import append_spans
 
 
 def session_key(ticket: Ticket, agent: str) -> str:
@@ -173,24 +172,7 @@ class ReplySampler:
 
 
 def _join(first: Generation, second: Generation) -> Generation:
-    """Two parts of one reply as one, with the end of the second."""
-    kept = [part.kept_tokens for part in (first, second) if part.kept_tokens is not None]
-    routed = [part.routed_experts for part in (first, second) if part.routed_experts is not None]
-    return Generation(
-        token_ids=np.concatenate([first.token_ids, second.token_ids]),
-        logprobs=np.concatenate([first.logprobs, second.logprobs]),
-        versions=append_spans(first.versions, second.versions),
-        kv_versions=append_spans(first.kv_versions, second.kv_versions),
-        finish=second.finish,
-        kept_tokens=KeptTokens.concatenate(kept) if kept else None,
-        cached_tokens=first.cached_tokens,
-        routed_experts=_join_routing(routed),
-        regenerated_tokens=first.regenerated_tokens + second.regenerated_tokens,
-    )
-
-
-def _join_routing(parts: list[RoutedExperts]) -> RoutedExperts | None:
     try:
-        return RoutedExperts.concatenate(parts) if parts else None
+        return first.followed_by(second)
     except ValueError as error:
         raise EpisodeError(Boundary.CONTRACT, "engine.answer", str(error)) from error

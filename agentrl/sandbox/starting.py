@@ -7,12 +7,12 @@ import logging
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 from agentrl import codec
+from agentrl.process.ports import make_socket_folder
 from agentrl.process.remote import how_it_ended, kill_group, spawn, tail
 from agentrl.sandbox.client import KeeperHost
 from agentrl.sandbox.config import SandboxConfig
@@ -26,7 +26,6 @@ MODULE = "agentrl.sandbox.keeper"
 _START_S, _END_S = 180.0, 90.0
 # numpy's threads would keep the keeper from entering namespaces of its own.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_PREFIX, _MOST_CHARACTERS = "agentrl-keeper-", 100
 _log = logging.getLogger(__name__)
 
 
@@ -113,7 +112,7 @@ async def sandboxes(config: SandboxConfig, label: str, log: Path | None = None) 
     if SOCKET_VARIABLE in os.environ:
         yield _Another(config, label, Path(os.environ[SOCKET_VARIABLE]), log)
         return
-    folder = _make_folder()
+    folder = make_socket_folder("agentrl-keeper-")
     os.environ[SOCKET_VARIABLE] = str(folder / "socket")
     keeper = SandboxKeeper(config, label, folder / "socket", log)
     try:
@@ -130,15 +129,6 @@ async def running_keeper(config: SandboxConfig, label: str, log: Path | None = N
     async with sandboxes(config, label, log) as keeper:
         await keeper.start()
         yield KeeperHost.of_run()
-
-
-def _make_folder() -> Path:
-    """A folder for the socket, whose path the kernel bounds; where that of temporary files is too long, in /tmp."""
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    if len(str(folder / "socket")) <= _MOST_CHARACTERS:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
 
 
 class _Another(SandboxKeeper):

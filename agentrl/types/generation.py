@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from agentrl.types.message import Message
-from agentrl.types.version import PolicyVersion, VersionSpan
+from agentrl.types.version import PolicyVersion, VersionSpan, append_spans
 
 
 class FinishReason(StrEnum):
@@ -152,3 +152,24 @@ class Generation:
     metrics: dict[str, float] = field(default_factory=dict)
     routed_experts: RoutedExperts | None = None  # up to the position before the last token
     regenerated_tokens: int = 0
+
+    def followed_by(self, rest: Generation) -> Generation:
+        """A part of a reply and the rest of it as one, with the end of the rest.
+
+        Raises:
+            ValueError: the records of routed experts do not tile.
+        """
+        parts = (self, rest)
+        kept = [part.kept_tokens for part in parts if part.kept_tokens is not None]
+        routed = [part.routed_experts for part in parts if part.routed_experts is not None]
+        return Generation(
+            token_ids=np.concatenate([self.token_ids, rest.token_ids]),
+            logprobs=np.concatenate([self.logprobs, rest.logprobs]),
+            versions=append_spans(self.versions, rest.versions),
+            kv_versions=append_spans(self.kv_versions, rest.kv_versions),
+            finish=rest.finish,
+            kept_tokens=KeptTokens.concatenate(kept) if kept else None,
+            cached_tokens=self.cached_tokens,
+            routed_experts=RoutedExperts.concatenate(routed) if routed else None,
+            regenerated_tokens=self.regenerated_tokens + rest.regenerated_tokens,
+        )

@@ -32,7 +32,8 @@ class ModelCall:
     """One call of a program: a whole conversation as messages, or a prompt as token ids.
 
     `model` is the name that the program gave; an agent of that name replies, else the first. `max_tokens` is the
-    program's own bound, None without one. Of `prompt_ids` and `messages` one is given.
+    program's own bound, None without one. Of `prompt_ids` and `messages` one is given. `wants_pieces` asks for the text
+    of each token.
 
     Example: ``ModelCall("main", (Message(Role.USER, "hi"),))``.
     """
@@ -42,6 +43,7 @@ class ModelCall:
     tools: tuple[ToolSpec, ...] = ()
     max_tokens: int | None = None
     prompt_ids: np.ndarray | None = None  # [P] int32
+    wants_pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +51,7 @@ class ModelReply:
     """What a policy replied to a call of a program.
 
     `prompt_tokens` is the length of what the reply continues, `cached_tokens` how much of it an engine had in its
-    cache. `pieces` are the texts of the tokens, one by one, for programs that ask for log-probabilities.
+    cache. `pieces` are the texts of the tokens, one by one, where the call wants them.
 
     Example: a reply ``93`` of two tokens, its stop token included: ``pieces ("93", "")``, ``finish STOP``.
     """

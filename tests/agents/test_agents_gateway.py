@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
 from agentrl.protocols import Engine
-from agentrl.rewards.verifier import Verifier
-from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.sandbox.client import KeeperHost
-from agentrl.testing.builders import build_ticket
-from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.testing.scripted import AbortingEngine, Script, ScriptedEngine
 from agentrl.testing.tiny import tiny_chat
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Episode, StopReason
-from agentrl.types.generation import Generation, GenerationRequest, Sampling
-from agentrl.types.task import Limits, Split, Task
+from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.trajectory import build_trajectories
 from tests.agents.cases import AGENTS, CLAUDE_CODE, CODEX, AgentCase
+from tests.agents.episodes import play_episode
 from tests.agents.policies import POLICIES, SHARING
-from tests.agents.writing import ONE_FILE, TWO_FILES, WritingOptions, definition
+from tests.agents.writing import ONE_FILE, TWO_FILES
 
 pytestmark = pytest.mark.timeout(600)
-LIMITS = Limits(max_turns=32, max_context_tokens=131_072, max_reply_tokens=2048, tool_s=120.0, total_s=500.0)
 
 
 class KeepingEngine(ScriptedEngine):
@@ -45,22 +38,8 @@ class KeepingEngine(ScriptedEngine):
 
 async def play(case: AgentCase, engine: Engine, chat: ChatFormat, files: list[tuple[str, str]]) -> Episode:
     gateway = LazyGateway()
-    runner = EpisodeRunner(
-        {"main": Player("main", engine, chat, Sampling())},
-        case.program(),
-        InlineHost(definition, WritingOptions(), LIMITS.tool_s),
-        Verifier(LIMITS.tool_s),
-        RecordingJournal(),
-        LIMITS,
-        gateway,
-    )
-
-    async def nothing() -> None:
-        return
-
-    task = Task("writing", Split.TRAIN, 0, {"files": files})
     try:
-        return await runner.run(runner.open(replace(build_ticket(), task=task)), nothing)
+        return await play_episode(case, engine, chat, files, gateway)
     finally:
         await gateway.close()
 

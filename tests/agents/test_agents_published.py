@@ -5,38 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
 from agentrl.inference.config import ClientConfig, FleetConfig, SGLangEngineConfig
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.replies import session_key
-from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.sandbox.client import KeeperHost
-from agentrl.testing.builders import build_ticket
-from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.testing.scripted import Script
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model, tiny_chat
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Episode, StopReason
-from agentrl.types.generation import Generation, GenerationRequest, Sampling
-from agentrl.types.task import Limits, Split, Task
+from agentrl.types.generation import Generation, GenerationRequest
 from agentrl.types.trajectory import build_trajectories
 from tests.agents.cases import AGENTS, CLAUDE_CODE, CODEX, AgentCase
+from tests.agents.episodes import LIMITS, play_episode
 from tests.agents.policies import POLICIES
-from tests.agents.writing import ONE_FILE, TWO_FILES, WritingOptions, definition
+from tests.agents.writing import ONE_FILE, TWO_FILES
 from tests.servers.scripted_engine import prompt_name
 from tests.storms.deliveries import check_episode
 from tests.storms.fault_stage import Setting, playing, started
 from tests.storms.gateway_storm import RecordedStage
 
 pytestmark = pytest.mark.timeout(900)
-LIMITS = Limits(max_turns=64, max_context_tokens=131_072, max_reply_tokens=2048, tool_s=120.0, total_s=700.0)
 PLAYED = [*((case, ONE_FILE, 1) for case in AGENTS), (CODEX, TWO_FILES, 3), (CLAUDE_CODE, TWO_FILES, 3)]
 LEAST_PUBLICATIONS = 10
 
@@ -74,23 +68,7 @@ async def play(
 ) -> Episode:
     chat = tiny_chat(stage.models[0])
     engine = Announced(stage.router, chat, POLICIES[case.name], stage.logs / "replies")
-    runner = EpisodeRunner(
-        {"main": Player("main", engine, chat, Sampling())},
-        case.program(),
-        InlineHost(definition, WritingOptions(), LIMITS.tool_s),
-        Verifier(LIMITS.tool_s),
-        RecordingJournal(),
-        LIMITS,
-        gateway,
-    )
-
-    async def nothing() -> None:
-        return
-
-    task = Task("writing", Split.TRAIN, 0, {"files": files})
-    return await runner.run(
-        runner.open(replace(build_ticket(f"{case.name}-{len(files)}-{number}"), task=task)), nothing
-    )
+    return await play_episode(case, engine, chat, files, gateway, f"{case.name}-{len(files)}-{number}")
 
 
 def staged(folder: Path) -> RecordedStage:
