@@ -18,6 +18,7 @@ from agentrl.types.program import GatewayAccess
 from agentrl.types.rollout import Assignment, WorkerEvent
 from agentrl.types.sandbox import Command, CommandResult
 from agentrl.types.task import Split, Task
+from agentrl.types.turn_score import ScoredTurn, TurnScore
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import WeightGroup, WeightSource
 
@@ -278,14 +279,11 @@ class Verifying(Protocol):
         """The score of the episode that `environment` has just played."""
 
 
-class Scorer(Protocol):
-    """Judges episodes by their record alone, at any time behind their end. `weight` is its part in the reward."""
+class Scorer(Closing, Protocol):
+    """Judges turns while their episodes are played, several at a time."""
 
-    name: str
-    weight: float
-
-    async def score(self, episode: Episode) -> Score:
-        """The score of an episode that was played to its end. Raises EpisodeError."""
+    async def score(self, turns: Sequence[ScoredTurn]) -> Sequence[TurnScore]:
+        """What it says of each, in order; one that it cannot judge has a failure. Raises EpisodeError for all."""
 
 
 class EpisodeBuffer(Protocol):

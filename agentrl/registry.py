@@ -14,6 +14,7 @@ from agentrl.types.errors import ConfigError
 ENVIRONMENTS = "agentrl.environments"
 SCAFFOLDS = "agentrl.scaffolds"
 SANDBOXES = "agentrl.sandboxes"
+SCORERS = "agentrl.scorers"
 _DISTRIBUTION = "agentrl"
 _SHIPPED_PACKAGES = ("agentrl_environments", "agentrl_scaffolds")
 

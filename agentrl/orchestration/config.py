@@ -16,9 +16,9 @@ from agentrl.config.loading import load_table
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineConfig, FleetConfig
 from agentrl.journal.config import JournalConfig
-from agentrl.rewards.config import ScorerConfig, VerifierConfig
 from agentrl.rollouts.config import LimitsConfig, RolloutConfig, SamplingConfig, ScaffoldConfig
 from agentrl.sandbox.config import SandboxConfig
+from agentrl.scorers.config import ScorerConfig, VerifierConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types.errors import ConfigError

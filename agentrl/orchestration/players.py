@@ -14,14 +14,14 @@ from agentrl.gateway.starting import check_installed
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.orchestration.scoring import LateScorer
 from agentrl.protocols import EnvironmentHost, Scaffold
-from agentrl.rewards.config import FunctionScorerConfig, VerifierConfig
-from agentrl.rewards.function import FunctionScorer
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.rollouts.episode_log import EpisodeJournal
 from agentrl.rollouts.programs import Gateway
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.config import FunctionScorerConfig, VerifierConfig
+from agentrl.scorers.function import FunctionScorer
+from agentrl.scorers.verifier import Verifier
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError

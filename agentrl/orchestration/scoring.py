@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.buffer.step_journal import StepJournal
-from agentrl.protocols import Scorer
+from agentrl.scorers.function import FunctionScorer
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Episode
 from agentrl.types.errors import EpisodeError
@@ -18,7 +18,7 @@ from agentrl.types.score import with_scores
 class LateScorer:
     """A scorer of finished episodes; one `may_be_missing` whose failure leaves the reward to the others."""
 
-    scorer: Scorer
+    scorer: FunctionScorer
     may_be_missing: bool
 
 
@@ -47,7 +47,7 @@ class Scoring:
         """
         return await self._judge(episode, lambda scorer: scorer.weight == 0)
 
-    async def _judge(self, episode: Episode, is_asked: Callable[[Scorer], bool]) -> Episode:
+    async def _judge(self, episode: Episode, is_asked: Callable[[FunctionScorer], bool]) -> Episode:
         known = {record.scorer for record in episode.scores}
         of_environment = self._scorers[episode.ticket.environment]
         wanted = [late for late in of_environment if is_asked(late.scorer) and late.scorer.name not in known]

@@ -11,9 +11,9 @@ from agentrl.envs.definition import EnvironmentDefinition, Options
 from agentrl.gateway.starting import LazyGateway
 from agentrl.orchestration.config import SOLE_AGENT
 from agentrl.protocols import EnvironmentHost, Scaffold
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.episode import Episode, Ticket

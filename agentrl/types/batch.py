@@ -23,12 +23,20 @@ class TrainTrajectory:
     the bound; `staleness` is in steps, 0 where not sampled. `fresh` is True where exactly the weights that the batch
     trains drew a token and wrote the KV cache that it was drawn from, so that engine and trainer must agree on it;
     None where staleness 0 says as much.
+
+    What scorers of turns said stands at the tokens of each turn's reply and is 0 elsewhere; it is None where the credit
+    of the policy asks for none, and where the episode's scores are not complete: there the outcome alone counts.
+    `potentials` has the worth of the state that the reply was drawn from, `turn_rewards` the turn's own part of the
+    reward, `teacher_logprobs` another policy's log-probability of the token, in nats at temperature 1.
     """
 
     trajectory: Trajectory
     loss_mask: np.ndarray  # [L] bool
     staleness: np.ndarray  # [L] int32
     fresh: np.ndarray | None = None  # [L] bool
+    potentials: np.ndarray | None = None  # [L] float32
+    turn_rewards: np.ndarray | None = None  # [L] float32
+    teacher_logprobs: np.ndarray | None = None  # [L] float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +45,9 @@ class TrainEpisode:
 
     `trajectories` is empty for an episode that is withheld (counted in the group, not trained). `agent_rewards` has
     the reward of each agent that acts by the batch's policy, each of which has a baseline of its own in the group;
-    empty where one agent acts, whose reward is `reward`. `environment` is the one that it was played in.
+    empty where one agent acts, whose reward is `reward`. `environment` is the one that it was played in. `fork` names
+    the state that the episode and others of its group went on from; such episodes are compared with each other alone,
+    and of their tokens only those behind that state are trained. Empty for one that was played from its start.
     """
 
     episode_id: str
@@ -46,6 +56,7 @@ class TrainEpisode:
     trajectories: tuple[TrainTrajectory, ...]
     agent_rewards: dict[str, float] = field(default_factory=dict)
     environment: str = ""
+    fork: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

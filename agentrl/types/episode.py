@@ -14,6 +14,7 @@ from agentrl.types.errors import Failure
 from agentrl.types.generation import Generation, KeptTokens, RoutedExperts
 from agentrl.types.message import ToolCall
 from agentrl.types.task import Task
+from agentrl.types.turn_score import TurnScore
 from agentrl.types.version import PolicyVersion, VersionSpan, spans_tile
 
 
@@ -170,7 +171,8 @@ class Episode:
     `reward` is None when the episode was not scored: it is never read as 0. Where agents are judged apart,
     `agent_rewards` has theirs and `reward` is their mean. `scores` are what these are made of. `failure` is separate
     from `stop_reason`: an episode that ran out of turns has no failure, one whose environment crashed has no stop
-    reason. `counts` are of what its programs asked for, and of what they did not get.
+    reason. `counts` are of what its programs asked for, and of what they did not get. `turn_scores` has what scorers of
+    turns said, by the scorer's name; one that is not complete there has no say in the credit of the episode.
 
     Example: a SQL episode of three turns has nodes prompt, reply, bridge, reply, bridge, reply; one
     leaf; ``stop_reason answered``; ``reward 1.0``.
@@ -188,6 +190,7 @@ class Episode:
     agent_rewards: dict[str, float] = field(default_factory=dict)
     scores: tuple[ScoreRecord, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    turn_scores: dict[str, tuple[TurnScore, ...]] = field(default_factory=dict)
 
     @property
     def episode_id(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from agentrl.types.environment import Score, ScoreRecord
-from agentrl.types.episode import Episode
+from agentrl.types.episode import Episode, Node
+from agentrl.types.turn_score import ScoredTurn, TurnKey, token_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +86,29 @@ def _metrics(scores: Sequence[ScoreRecord]) -> dict[str, float]:
         if prefix and record.score.reward is not None:
             found[f"{prefix}reward"] = record.score.reward
     return found
+
+
+def scored_turns(episode: Episode) -> Iterator[ScoredTurn]:
+    """The turns of an episode for scorers, in their order; each costs its whole context in memory while it is used."""
+    for turn in episode.turns:
+        yield scored_turn(episode, turn.reply_node)
+
+
+def scored_turn(episode: Episode, reply_node: int) -> ScoredTurn:
+    """One turn of an episode for scorers, by the node of its reply."""
+    node, path = episode.nodes[reply_node], path_ids(episode.nodes, reply_node)
+    key = TurnKey(episode.episode_id, node.agent, node.turn, token_digest(path))
+    ticket = episode.ticket
+    start = len(path) - len(node.token_ids)
+    return ScoredTurn(key, episode.policy_of(node.agent), path, start, ticket.environment, ticket.task.payload)
+
+
+def path_ids(nodes: Iterable[Node], leaf: int) -> np.ndarray:
+    """[L] int32: the tokens from the root to the end of a node, of nodes in the order of their indices."""
+    by_index = list(nodes)
+    parts = []
+    index: int | None = leaf
+    while index is not None:
+        parts.append(by_index[index].token_ids)
+        index = by_index[index].parent
+    return np.concatenate(parts[::-1]).astype(np.int32, copy=False)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.tokens.chat import ChatFormat

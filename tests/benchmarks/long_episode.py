@@ -22,8 +22,8 @@ import numpy as np
 from agentrl.envs.inline import InlineHost
 from agentrl.journal.reading import read_journal
 from agentrl.journal.writer import JournalWriter
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.sole_holder import SoleHolder

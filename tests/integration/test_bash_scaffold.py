@@ -8,11 +8,11 @@ import pytest
 
 from agentrl.envs.definition import load_environment
 from agentrl.envs.inline import InlineHost
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.starting import running_keeper
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.testing.tiny import tiny_chat

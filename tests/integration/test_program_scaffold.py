@@ -19,9 +19,9 @@ from agentrl.orchestration.players import build_scaffold
 from agentrl.orchestration.transcripts import Teacher
 from agentrl.orchestration.warmstart_config import load_warmstart_config
 from agentrl.protocols import Engine
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import EpisodeJournal, EpisodeParked
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.recording_journal import RecordingJournal
 from agentrl.testing.scripted import ScriptedEngine

@@ -23,11 +23,11 @@ from agentrl.gateway import calls, server
 from agentrl.gateway.starting import LazyGateway
 from agentrl.inference.config import ClientConfig, FleetConfig, SGLangEngineConfig
 from agentrl.protocols import ScaffoldContext
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts import runner
 from agentrl.rollouts.conversations import Conversations
 from agentrl.rollouts.replies import session_key
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.chaos import ChaosEngine, Fault, FaultKind, FaultPhase
 from agentrl.testing.environments import FaultyOptions, faulty

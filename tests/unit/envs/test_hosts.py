@@ -14,8 +14,8 @@ from agentrl.envs.inline import InlineHost
 from agentrl.envs.process import ProcessHost, WarmWorkers
 from agentrl.envs.starting import WorkerCommand
 from agentrl.orchestration.transcripts import Teacher
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.processes import is_running

@@ -13,9 +13,9 @@ import openai
 from agentrl.envs.inline import InlineHost
 from agentrl.gateway.starting import LazyGateway
 from agentrl.protocols import Engine, ScaffoldContext
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import EpisodeJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.recording_journal import RecordingJournal

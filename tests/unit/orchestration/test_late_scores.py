@@ -17,7 +17,7 @@ from agentrl.buffer.ledger import Ledger, LedgerLine
 from agentrl.buffer.step_journal import NoStepJournal
 from agentrl.orchestration.production import Production
 from agentrl.orchestration.scoring import LateScorer, Scoring
-from agentrl.rewards.function import FunctionScorer
+from agentrl.scorers.function import FunctionScorer
 from agentrl.testing.builders import InstantTasks, build_episode, build_ticket
 from agentrl.types.environment import Score, ScoreRecord
 from agentrl.types.episode import Episode

@@ -22,11 +22,11 @@ from agentrl.orchestration.warmstart import WarmStart, _find_gguf, _fixed_texts,
 from agentrl.orchestration.warmstart_config import GgufModel, LessonConfig, load_warmstart_config
 from agentrl.orchestration.worker_assembly import forget_nothing, local_pool
 from agentrl.orchestration.worker_journals import WorkerJournals
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.rollouts.worker import LocalWorker
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.scripted import ScriptedEngine, expert_script
 from agentrl.testing.tiny import tiny_chat

@@ -18,9 +18,9 @@ from agentrl.envs.inline import InlineHost
 from agentrl.journal.entries import EpisodeEntry, unpack
 from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.protocols import EnvironmentHost
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.durable_environments import LastingOptions, SessionServer
 from agentrl.testing.scripted import ScriptedEngine

@@ -7,11 +7,11 @@ from typing import Any
 
 from agentrl.envs.inline import InlineHost
 from agentrl.protocols import Engine
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.rollouts.session import Session
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyOptions, faulty
 from agentrl.testing.recording_journal import RecordingJournal

@@ -15,9 +15,9 @@ from agentrl.journal.history import EpisodeHistory, build_history
 from agentrl.journal.reading import all_segments, read_journal
 from agentrl.journal.segments import read_segment
 from agentrl.journal.writer import JournalWriter
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.environments import FaultyEnvironment, FaultyOptions, faulty
 from agentrl.testing.scripted import AbortingEngine

@@ -7,10 +7,10 @@ import pytest
 from rollout_parts import ANSWER, CALL, LIMITS, in_turn, nothing, play
 
 from agentrl.envs.inline import InlineHost
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import NoJournal, NoLog
 from agentrl.rollouts.replies import session_key
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.clock import run_virtual
 from agentrl.testing.environments import FaultyEnvironment, FaultyOptions, faulty

@@ -12,9 +12,9 @@ from agentrl.envs.inline import InlineHost
 from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.writer import JournalWriter
 from agentrl.protocols import Scaffold
-from agentrl.rewards.verifier import Verifier
 from agentrl.rollouts.episode_log import EpisodeJournal, NoJournal
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.verifier import Verifier
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.testing.sole_holder import SoleHolder

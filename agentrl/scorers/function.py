@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.process.threads import run_in_thread
-from agentrl.protocols import Scorer
 from agentrl.types.environment import Score, check_score
 from agentrl.types.episode import Episode
 from agentrl.types.errors import Boundary, boundary, deadline
 
 
-class FunctionScorer(Scorer):
+class FunctionScorer:
     """Calls a function with the whole episode; it gives a number or a `Score`, and may be a coroutine.
 
     One that is none runs in a thread of its own, so that it never holds up the run, nor its end if it hangs.

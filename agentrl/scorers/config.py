@@ -1,0 +1,71 @@
+"""Which scorers judge an environment's episodes, and what each counts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag
+
+from agentrl import registry
+from agentrl.config.base import ConfigModel, parse_config
+from agentrl.scorers.definition import ScorerDefinition, TurnScorerConfig
+from agentrl.types.errors import ConfigError
+
+
+class VerifierConfig(ConfigModel):
+    """The environment judges by itself, at the end of play."""
+
+    kind: Literal["verifier"] = "verifier"
+    """The environment's own verdict."""
+    name: str = "verifier"
+    """Name of its scores in metrics and records."""
+    weight: float = 1.0
+    """Its part in the reward; 0 only records."""
+
+
+class FunctionScorerConfig(ConfigModel):
+    """A Python function judges the whole episode, some time after its end.
+
+    No step takes the episode before it has, unless it only records.
+    """
+
+    kind: Literal["function"]
+    """A function of the recipe's choice."""
+    name: str
+    """Name of its scores in metrics and records."""
+    function: str
+    """``module:attribute``; takes an `Episode`, gives a number or a `Score`, and may be a coroutine."""
+    weight: float = 1.0
+    """Its part in the reward; 0 only records."""
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds for one episode."""
+    if_missing: Literal["drop", "leave_out"] = "drop"
+    """What becomes of an episode that it cannot judge in time: it is dropped, or its reward is that of the others."""
+
+
+def _tag(value: Any) -> str:
+    kind = value.get("kind", "verifier") if isinstance(value, dict) else value.kind
+    return kind if kind in ("verifier", "function") else "turns"
+
+
+def _of_its_kind(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return parse_config(find_definition(str(value["kind"])).config, value, f"scorer '{value.get('name', '')}'")
+
+
+ScorerConfig = Annotated[
+    Annotated[VerifierConfig, Tag("verifier")]
+    | Annotated[FunctionScorerConfig, Tag("function")]
+    | Annotated[SerializeAsAny[TurnScorerConfig], BeforeValidator(_of_its_kind), Tag("turns")],
+    Discriminator(_tag),
+]
+"""One scorer, by its `kind`: ``verifier``, ``function``, or a registered kind of scorers of turns."""
+
+
+def find_definition(kind: str) -> ScorerDefinition[Any]:
+    """The kind of scorers of turns that is registered by a name. Raises ConfigError."""
+    found = registry.load_plugin(registry.SCORERS, kind)
+    if not isinstance(found, ScorerDefinition):
+        raise ConfigError(f"scorer kind '{kind}' is a {type(found).__name__}, not a ScorerDefinition")
+    return found

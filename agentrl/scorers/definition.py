@@ -1,0 +1,75 @@
+"""What a kind of scorers of turns is, for the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from agentrl.config.base import ConfigModel
+from agentrl.protocols import Scorer
+
+
+class TurnScorerConfig(ConfigModel):
+    """What every scorer of turns has; each kind adds its own fields."""
+
+    kind: str
+    """Registered name of the kind, or ``module:attribute``."""
+    name: str
+    """Name of its scores in metrics and records."""
+    weight: float = 0.0
+    """Part that the mean of its turns' values has in the reward; it changes what is optimised. 0, as a rule: credit
+    rules use the scores without that."""
+    late: Literal["wait", "drop", "outcome_only"] = "outcome_only"
+    """What becomes of an episode whose turns it has not all judged `deadline_s` after the end of play: it goes on
+    waiting (for `patience_s`, then the run stops), it is dropped, or it counts by its outcome alone."""
+    deadline_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds from the end of play until its scores are late."""
+    patience_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds that an episode waits under ``late = "wait"`` before the run stops and names this scorer."""
+    call_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds for one batch; a worker that takes longer is replaced."""
+    batch_turns: Annotated[int, Field(gt=0)] = 16
+    """Turns of a batch, at most; fewer where no more wait."""
+    concurrency: Annotated[int, Field(gt=0)] = 4
+    """Batches that one worker has at once, if it waits for others (a server, an API) rather than computes."""
+    workers: tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]] = (1, 1)
+    """Workers: at least and at most. More are started while turns wait longer than `queue_s`."""
+    queue_s: Annotated[float, Field(gt=0)] = 2.0
+    """Seconds that a turn may wait for a worker before there are more workers."""
+    max_waiting: Annotated[int, Field(gt=0)] = 4096
+    """Turns that may wait for it; beyond, no new episode begins."""
+
+
+Options = TypeVar("Options", bound=TurnScorerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerSetting:
+    """What a scorer may know of the run that it judges for; crosses process borders.
+
+    `models` has each policy's model folder, whose tokenizer its turns are of. `engines` has the addresses of the
+    engines of policies, by their names.
+    """
+
+    models: Mapping[str, Path]
+    engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerDefinition(Generic[Options]):
+    """A kind of scorers of turns, to be registered as entry point ``agentrl.scorers``.
+
+    `build(config, setting)` makes one that is ready; it raises ConfigError if it cannot score turns of these policies,
+    and says why. One that `computes` runs in processes of its own, one batch at a time; others share the run's event
+    loop, since they wait for servers.
+    """
+
+    name: str
+    description: str
+    config: type[Options]
+    build: Callable[[Options, ScorerSetting], Awaitable[Scorer]]
+    computes: bool = False
