@@ -42,8 +42,8 @@ class Engine(Protocol):
     async def generate(self, request: GenerationRequest) -> Generation:
         """Continue a prompt; an interrupted request returns what it has, with finish ABORT."""
 
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of tokens 1 to n-1, each given those before it, at temperature 1."""
+    async def score(self, token_ids: Sequence[int], start: int = 1) -> list[float]:
+        """Log-probabilities of tokens `start` to n-1, each given those before it, at temperature 1."""
 
     async def pause(self) -> int:
         """Stop generating, giving back what is in flight; returns how many were interrupted."""

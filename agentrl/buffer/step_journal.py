@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from agentrl.buffer.group import Group
-from agentrl.journal.entries import NO_HOLDER, Checkpointed, Dropped, LeftOut, Scored, Stepped, Taken, pack
+from agentrl.journal.entries import NO_HOLDER, Checkpointed, Dropped, LeftOut, Scored, Stepped, Taken, TurnScored, pack
 from agentrl.journal.writer import JournalWriter
 from agentrl.types.environment import ScoreRecord
+from agentrl.types.turn_score import TurnScore
 from agentrl.types.version import PolicyVersion
 
 
@@ -32,6 +33,9 @@ class StepJournal(Protocol):
 
     async def scored(self, episode_id: str, record: ScoreRecord) -> None:
         """An episode that was played before has got a score; returns once that is durable."""
+
+    async def turns_scored(self, scorer: str, scores: Sequence[TurnScore]) -> None:
+        """A scorer has judged some turns; returns once that is durable."""
 
     def begin_checkpoint(self) -> None:
         """Start a checkpoint: what is dropped from here on belongs to the next one."""
@@ -65,6 +69,9 @@ class NoStepJournal:
         """Nothing outlives the process."""
 
     async def scored(self, episode_id: str, record: ScoreRecord) -> None:
+        """Nothing outlives the process."""
+
+    async def turns_scored(self, scorer: str, scores: Sequence[TurnScore]) -> None:
         """Nothing outlives the process."""
 
     def begin_checkpoint(self) -> None:
@@ -121,6 +128,12 @@ class BufferJournal:
     async def scored(self, episode_id: str, record: ScoreRecord) -> None:
         """A score that came behind the end of play. Raises StorageError."""
         await self.writer.append(*pack(episode_id, Scored(NO_HOLDER, record)))
+
+    async def turns_scored(self, scorer: str, scores: Sequence[TurnScore]) -> None:
+        """What a scorer said of some turns, in one write. Raises StorageError."""
+        for score in scores:
+            self.writer.note(*pack(score.key.episode_id, TurnScored(NO_HOLDER, scorer, score)))
+        await self.writer.flush()
 
     def begin_checkpoint(self) -> None:
         """Hold back what is dropped until the checkpoint is on record.

@@ -99,15 +99,15 @@ class EngineClient:
             return replace(generation, versions=spans, kv_versions=spans)
         return generation
 
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of tokens 1 to n-1 at temperature 1.
+    async def score(self, token_ids: Sequence[int], start: int = 1) -> list[float]:
+        """Log-probabilities of tokens `start` to n-1 at temperature 1.
 
         Raises:
             EngineError: no answer, none that is a score, or three times one of other tokens.
         """
         adapter = self._shelf.begin()
         try:
-            return await self._score_again(token_ids, adapter)
+            return await self._score_again(token_ids, start, adapter)
         finally:
             self._release(adapter)
 
@@ -314,26 +314,28 @@ class EngineClient:
         """What no request of another run, policy, epoch or version calls its part of the cache."""
         return f"{self.labels.write(version)} {self.name}"
 
-    async def _score_again(self, token_ids: Sequence[int], adapter: Adapter | None) -> list[float]:
+    async def _score_again(self, token_ids: Sequence[int], start: int, adapter: Adapter | None) -> list[float]:
         """Up to three tries within one deadline. Raises EngineError."""
         ends = time.monotonic() + self._config.load_s
         for pause_s in _SCORE_PAUSES_S:
             try:
-                return await self._score(token_ids, adapter, ends - time.monotonic())
+                return await self._score(token_ids, start, adapter, ends - time.monotonic())
             except LostAnswerError:
                 if time.monotonic() + pause_s >= ends:
                     raise
             await asyncio.sleep(pause_s)
-        return await self._score(token_ids, adapter, ends - time.monotonic())
+        return await self._score(token_ids, start, adapter, ends - time.monotonic())
 
-    async def _score(self, token_ids: Sequence[int], adapter: Adapter | None, limit_s: float) -> list[float]:
+    async def _score(
+        self, token_ids: Sequence[int], start: int, adapter: Adapter | None, limit_s: float
+    ) -> list[float]:
         """One try.
 
         Raises:
             LostAnswerError: no answer, or one to something else.
             EngineError: an answer that is no score of these tokens.
         """
-        body = score_body(secrets.token_hex(16), token_ids, adapter.name if adapter else None)
+        body = score_body(secrets.token_hex(16), token_ids, adapter.name if adapter else None, start)
         try:
             answer = await self._http.control("/generate", body, limit_s)
         except EngineRefusedError as error:
@@ -343,7 +345,7 @@ class EngineClient:
         if (reason := mismatch(answer, body)) is not None:
             raise LostAnswerError(f"engine {self.name}: /generate scored something else: {reason}")
         try:
-            return parse_scores(answer, token_ids)
+            return parse_scores(answer, token_ids[start - 1 :])
         except (LookupError, TypeError, ValueError) as error:
             raise EngineError(f"engine {self.name}: /generate gave no scores of the tokens sent: {error}") from error
 

@@ -47,14 +47,14 @@ def generation_body(
     return body
 
 
-def score_body(rid: str, token_ids: Sequence[int], adapter: str | None) -> dict[str, Any]:
-    """The body of ``POST /generate`` that asks for nothing but the log-probabilities of the prompt."""
+def score_body(rid: str, token_ids: Sequence[int], adapter: str | None, start: int = 1) -> dict[str, Any]:
+    """The body of ``POST /generate`` that asks for nothing but the log-probabilities of the prompt from `start` on."""
     body: dict[str, Any] = {
         "rid": rid,
         "input_ids": list(token_ids),
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         "return_logprob": True,
-        "logprob_start_len": 0,
+        "logprob_start_len": start - 1,  # of the first that it names a server may not say any
     }
     if adapter is not None:
         body["lora_path"] = adapter
@@ -62,7 +62,7 @@ def score_body(rid: str, token_ids: Sequence[int], adapter: str | None) -> dict[
 
 
 def parse_scores(answer: dict[str, Any], token_ids: Sequence[int]) -> list[float]:
-    """Log-probabilities of tokens 1 to n-1 of a prompt that was scored.
+    """Log-probabilities of all but the first of the tokens of a prompt that were scored.
 
     SGLang names the last token of its vocabulary 0 here (it replaces every id that is not below vocabulary size - 1),
     so a 0 may stand for one other token, the highest that was sent.

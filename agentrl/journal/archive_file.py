@@ -36,6 +36,7 @@ from agentrl.journal.entries import (
     Scored,
     StepResultRecorded,
     TurnCommitted,
+    TurnScored,
     unpack,
 )
 from agentrl.journal.frames import Frame
@@ -45,7 +46,7 @@ from agentrl.types.errors import StorageError
 
 _HEAD = struct.Struct("<HHI")
 _REMEDY = "restore the file from a copy, or move it away: its episodes are then missing in replays and analyses"
-_KEPT = frozenset(NUMBERS[kind] for kind in (Leased, TurnCommitted, StepResultRecorded, Scored, Ended))
+_KEPT = frozenset(NUMBERS[kind] for kind in (Leased, TurnCommitted, StepResultRecorded, Scored, TurnScored, Ended))
 _PART = NUMBERS[PartialReply]
 _WITH_PARTS = frozenset(NUMBERS[kind] for kind in (TurnCommitted, Ended))
 _SPAN = pa.struct([("epoch", pa.int32()), ("step", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])

@@ -21,6 +21,7 @@ from agentrl.types.environment import Opening, ScoreRecord, StepResult
 from agentrl.types.episode import Agent, Effect, Node, StopReason, Ticket, Turn
 from agentrl.types.errors import Failure, StorageError
 from agentrl.types.generation import FinishReason, Generation
+from agentrl.types.turn_score import TurnScore
 from agentrl.types.version import PolicyVersion
 
 SCHEMA = 2
@@ -131,6 +132,18 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnScored:
+    """A scorer has judged a turn, or failed to, perhaps while the episode was played on; `token` is `NO_HOLDER`.
+
+    Of several of one scorer and turn the first counts: a state has one score. Its `Scored` comes behind all of them.
+    """
+
+    token: int
+    scorer: str
+    score: TurnScore
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The episode is played to its end, or failed; nodes that no turn committed (none, as a rule) come with it.
 
@@ -227,6 +240,7 @@ Entry = (
     | StepResultRecorded
     | Judging
     | Scored
+    | TurnScored
     | Ended
     | Taken
     | Stepped
@@ -244,6 +258,7 @@ EpisodeEntry = (
     | StepResultRecorded
     | Judging
     | Scored
+    | TurnScored
     | Ended
 )
 
@@ -257,6 +272,7 @@ KINDS: dict[int, type] = {
     7: Ended,
     8: Scored,
     9: Judging,
+    10: TurnScored,
     16: Taken,
     17: Stepped,
     18: Dropped,

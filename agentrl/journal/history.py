@@ -19,11 +19,13 @@ from agentrl.journal.entries import (
     Scored,
     StepResultRecorded,
     TurnCommitted,
+    TurnScored,
 )
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Episode, Node, SampledColumns, Ticket, Turn
 from agentrl.types.generation import Generation
-from agentrl.types.score import combined, with_scores
+from agentrl.types.score import combined, own_turn_scores, with_scores
+from agentrl.types.turn_score import TurnKey, TurnScore
 
 
 @dataclass(slots=True)
@@ -32,9 +34,9 @@ class EpisodeHistory:
 
     `results` are in the order of steps, `acted` has the last of each turn. `scores` are by scorer. `parts` are those of
     replies that no turn has completed; `pending` is an intent without a result: whether its effects happened is not
-    known. `judging` says that the last live session was about to be asked for its verdict. `fenced` counts entries of
-    holders that had lost their lease. It `is_whole` unless entries that a later holder had found are lost: then it
-    cannot be resumed or trained.
+    known. `turn_scores` are by scorer and turn. `judging` says that the last live session was about to be asked for its
+    verdict. `fenced` counts entries of holders that had lost their lease. It `is_whole` unless entries that a later
+    holder had found are lost: then it cannot be resumed or trained.
 
     Example: two turns whose second tool call was cut off: ``turns`` has two, ``results`` one, ``pending`` is set.
     """
@@ -51,6 +53,7 @@ class EpisodeHistory:
     parts: list[PartialReply] = field(default_factory=list)
     judging: Judging | None = None
     scores: dict[str, ScoreRecord] = field(default_factory=dict)
+    turn_scores: dict[str, dict[TurnKey, TurnScore]] = field(default_factory=dict)
     ended: Ended | None = None
     fenced: int = 0
     is_whole: bool = True
@@ -104,6 +107,7 @@ class EpisodeHistory:
             seconds=ended.seconds if ended else sum(turn.generation_s + turn.environment_s for turn in turns),
             counts=ended.counts if ended else {},
         )
+        played = replace(played, turn_scores=own_turn_scores(played, self.turn_scores))
         return with_scores(played, list(self.scores.values())) if ended else played
 
     def open_replies(self) -> tuple[Node, ...]:
@@ -206,5 +210,7 @@ def _apply(history: EpisodeHistory, entry: EpisodeEntry) -> None:
             history.judging = entry
         case Scored():
             history.scores[entry.record.scorer] = entry.record
+        case TurnScored():
+            history.turn_scores.setdefault(entry.scorer, {}).setdefault(entry.score.key, entry.score)
         case Ended():
             history.ended = entry

@@ -18,7 +18,7 @@ from agentrl.inference.config import AttachedEngineConfig
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator, Exam
 from agentrl.orchestration.local import LocalRuntime
-from agentrl.orchestration.players import build_hosts, build_scorers
+from agentrl.orchestration.players import build_hosts, build_scorers, build_tier
 from agentrl.orchestration.program_check import check_programs
 from agentrl.orchestration.recorder import Recorder, RunObserver
 from agentrl.orchestration.run_directory import RunDirectory
@@ -27,11 +27,12 @@ from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.serving import Service, Serving, build_serving, evaluation_transport
 from agentrl.orchestration.worker_assembly import build_evaluation_pool, build_pool, num_processes
 from agentrl.orchestration.worker_pool import WorkerPool
-from agentrl.protocols import EnvironmentHost, Runtime, Trainer
+from agentrl.protocols import Engine, EnvironmentHost, Runtime, Trainer
 from agentrl.sandbox.starting import SandboxKeeper, sandboxes
+from agentrl.scoring.tier import ScoringTier
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Canary, WeightsManifest
-from agentrl.types.errors import ConfigError
+from agentrl.types.errors import ConfigError, EpisodeError
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split
 from agentrl.types.version import PolicyVersion
@@ -58,6 +59,7 @@ class PolicyParts:
 
     serving: Serving
     trainer: Trainer | None
+    engines: tuple[Engine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class RunParts:
     def counted(self, policy: str) -> dict[str, float]:
         """What was counted of a policy's engines, of workers, scoring and sandboxes since the run's process began."""
         engines, workers = self.policies[policy].serving.metrics(), self.pool.metrics()
-        return {**engines, **workers, **self.scoring.counts, **self.keeper.metrics()}
+        return {**engines, **workers, **self.scoring.metrics(), **self.keeper.metrics()}
 
 
 @asynccontextmanager
@@ -183,6 +185,7 @@ class _Assembly:
         )
         buffer.restore(journal.recovered)
         routers = {name: parts.serving.router for name, parts in policies.items()}
+        tier = await self._open_tier(policies)
         services = [service for parts in policies.values() for service in parts.serving.services]
         return RunParts(
             config=config,
@@ -192,15 +195,26 @@ class _Assembly:
             policies=policies,
             hosts=self.hosts,
             buffer=buffer,
-            pool=build_pool(config, self.run.logs, routers, chats, self.hosts, journal),
-            scoring=Scoring(build_scorers(config), journal.buffer),
+            pool=build_pool(config, self.run.logs, routers, chats, self.hosts, journal, tier.played),
+            scoring=Scoring(build_scorers(config), journal.buffer, tier),
             evaluator=evaluator.result() if evaluator else None,
             recorder=self.recorder,
             observer=self.observer,
             journal=journal,
             keeper=self.keeper,
-            services=(*services, feed.run),
+            services=(*services, feed.run, tier.run),
         )
+
+    async def _open_tier(self, policies: Mapping[str, PolicyParts]) -> ScoringTier:
+        """The scorers of turns, ready. Raises ConfigError."""
+        engines = {name: parts.engines for name, parts in policies.items()}
+        journal = self.journal
+        tier = build_tier(self.config, engines, self.run.logs, journal.buffer, journal.turn_scores())
+        try:
+            await tier.open()
+        except EpisodeError as error:
+            raise ConfigError(str(error)) from error
+        return tier
 
     async def _start_policy(self, policy: str, chat: ChatFormat) -> tuple[PolicyParts, WeightsManifest]:
         """A policy's engines and trainer, and the weights that its engines are to hold."""
@@ -213,7 +227,7 @@ class _Assembly:
         # Of a frozen policy nobody makes a canary: its engines show their version and the layout of their weights.
         first = WeightsManifest(policy, version, str(model.resolve()), {}, 0, canary)
         serving = build_serving(config, engines.result(), self.runtime, first, self.run.logs)
-        return PolicyParts(serving, trainer.result()), first
+        return PolicyParts(serving, trainer.result(), tuple(engines.result())), first
 
     async def _start_trainer(self, policy: str) -> Trainer | None:
         if self.config.policies[policy].frozen:

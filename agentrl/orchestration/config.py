@@ -19,6 +19,7 @@ from agentrl.journal.config import JournalConfig
 from agentrl.rollouts.config import LimitsConfig, RolloutConfig, SamplingConfig, ScaffoldConfig
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.scorers.config import ScorerConfig, VerifierConfig
+from agentrl.scorers.definition import TurnScorerConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types.errors import ConfigError
@@ -195,7 +196,10 @@ class RunConfig(ConfigModel):
                     f"environments.{name}.agents: no policies {unknown}; the recipe has {', '.join(self.policies)}"
                 )
             acting |= set(agents.values())
-        if idle := sorted(self.policies.keys() - acting):
+        asked = {p for scorer in self.turn_scorers() for p in scorer.uses_policies()}
+        if unknown := sorted(asked - self.policies.keys()):
+            raise ValueError(f"scorers ask policies {unknown}; the recipe has {', '.join(self.policies)}")
+        if idle := sorted(self.policies.keys() - acting - asked):
             raise ValueError(f"policies {idle}: no agent acts by them; name them in environments.NAME.agents")
         if not self.trained:
             raise ValueError("every policy is frozen: nothing would be trained")
@@ -232,13 +236,25 @@ class RunConfig(ConfigModel):
         """Policy of each agent that acts in an environment. Raises ValueError if several might."""
         if agents := self.environments[environment].agents:
             return agents
-        if len(self.policies) > 1:
+        asked = {policy for scorer in self.turn_scorers() for policy in scorer.uses_policies()}
+        # A frozen policy that a scorer asks acts only where it is said to.
+        acting = [name for name, policy in self.policies.items() if name not in asked or not policy.frozen]
+        if len(acting) != 1:
             raise ValueError(
                 f"environments.{environment}.agents is missing: it says which agent acts by which of the policies "
                 f"{', '.join(self.policies)}"
             )
-        (only,) = self.policies
-        return {SOLE_AGENT: only}
+        return {SOLE_AGENT: acting[0]}
+
+    def turn_scorers(self) -> list[TurnScorerConfig]:
+        """The scorers of turns of all environments."""
+        sections = self.environments.values()
+        return [scorer for section in sections for scorer in section.scorers if isinstance(scorer, TurnScorerConfig)]
+
+    def required_scorers(self, environment: str) -> tuple[str, ...]:
+        """Scorers that an episode must have heard of: they make its reward, or the credit of a policy goes by them."""
+        scorers = self.environments[environment].scorers
+        return tuple(scorer.name for scorer in scorers if scorer.weight)
 
     def trained_in(self, environment: str) -> tuple[str, ...]:
         """Policies that are trained on an environment's episodes."""

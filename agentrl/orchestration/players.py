@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agentrl import registry
+from agentrl.buffer.step_journal import StepJournal
 from agentrl.envs.hosting import build_described_host, build_host, nobody_hears
 from agentrl.envs.process import WarmWorkers
 from agentrl.gateway.starting import check_installed
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.orchestration.scoring import LateScorer
-from agentrl.protocols import EnvironmentHost, Scaffold
+from agentrl.protocols import Engine, EnvironmentHost, Scaffold
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.rollouts.episode_log import EpisodeJournal
 from agentrl.rollouts.programs import Gateway
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.scorers.config import FunctionScorerConfig, VerifierConfig
+from agentrl.scorers.definition import ScorerSetting, TurnScorerConfig
 from agentrl.scorers.function import FunctionScorer
 from agentrl.scorers.verifier import Verifier
+from agentrl.scoring.feed import TurnFeed
+from agentrl.scoring.queue import ScorerQueue
+from agentrl.scoring.tier import Known, ScoringTier
+from agentrl.scoring.workers import worker_start
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
@@ -109,6 +115,31 @@ def build_runners(
         )
         for name, section in config.environments.items()
     }
+
+
+def build_tier(
+    config: RunConfig, engines: Mapping[str, Sequence[Engine]], logs: Path, journal: StepJournal, known: Known
+) -> ScoringTier:
+    """The scorers of turns of each environment, not opened yet; environments that say the same share one.
+
+    Raises ConfigError.
+    """
+    setting = ScorerSetting({name: policy.model for name, policy in config.policies.items()}, engines)
+    shared: dict[str, ScorerQueue] = {}
+
+    def queue(scorer: TurnScorerConfig) -> ScorerQueue:
+        settings = scorer.model_dump_json()
+        if settings not in shared:
+            shared[settings] = ScorerQueue(scorer, worker_start(scorer, setting, logs), journal.turns_scored)
+        return shared[settings]
+
+    queues = {
+        name: [queue(scorer) for scorer in section.scorers if isinstance(scorer, TurnScorerConfig)]
+        for name, section in config.environments.items()
+    }
+    feed = TurnFeed(lambda environment, agent: config.agents_of(environment)[agent])
+    required = {name: frozenset(config.required_scorers(name)) for name in queues}
+    return ScoringTier({name: found for name, found in queues.items() if found}, required, feed, journal, known)
 
 
 def build_scorers(config: RunConfig) -> dict[str, list[LateScorer]]:

@@ -42,12 +42,17 @@ class Production:
                     episodes.create_task(self._play(ticket, entries), name=ticket.episode_id)
                 for episode in unscored:
                     episodes.create_task(self._settle(episode), name=f"score-{episode.episode_id}")
-                while (admitted := await result_or_stopped(self._parts.buffer.admit(), self._parking)) is not None:
+                while (admitted := await result_or_stopped(self._admit(), self._parking)) is not None:
                     episodes.create_task(self._play(admitted), name=admitted.episode_id)
         finally:
             if self.is_over:
                 await self._end_sessions()
             self._ended.set()
+
+    async def _admit(self) -> Ticket:
+        """Leave to start an episode. Waits for: scorers that lag far behind, then the buffer. Unblocked by: these."""
+        await self._parts.scoring.room()
+        return await self._parts.buffer.admit()
 
     def end(self) -> None:
         """The run is over."""

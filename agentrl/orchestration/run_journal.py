@@ -13,7 +13,7 @@ from agentrl.buffer.task_order import TaskOrder
 from agentrl.journal.archiver import ArchiverProcess
 from agentrl.journal.claim import Claim
 from agentrl.journal.durable_offsets import SegmentEnd, verify_offsets
-from agentrl.journal.entries import Entry, Stepped
+from agentrl.journal.entries import NO_HOLDER, Entry, Stepped
 from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.holder import pack_entries, read_played
 from agentrl.journal.index import open_journal
@@ -28,6 +28,7 @@ from agentrl.rollouts.episode_log import EpisodeJournal, NoJournal
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import StorageError
 from agentrl.types.rollout import PackedEntry
+from agentrl.types.turn_score import TurnKey, TurnScore
 
 _WORKER, _BUFFER = "worker-0", "buffer"
 
@@ -144,11 +145,19 @@ class RunJournal:
         newest = [writer.newest for writer in self._writers if writer.newest is not None]
         return tuple({end.writer: end for end in (*self._ends, *self.workers.ends.values(), *newest)}.values())
 
+    def turn_scores(self) -> dict[str, dict[str, dict[TurnKey, TurnScore]]]:
+        """What is on record of the turns of episodes in flight, by episode and scorer; before they are handed over."""
+        return {name: dict(history.turn_scores) for name, history in self._histories.items() if history.turn_scores}
+
     def hand_over(self) -> tuple[list[tuple[Ticket, tuple[PackedEntry, ...]]], tuple[Episode, ...]]:
-        """Return the episodes in flight, with what is on record of each, and those to be scored; release the rest."""
+        """Return the episodes in flight, as their workers put them on record, and those to be scored; release the rest.
+
+        What scorers said of their turns is `turn_scores`; it is no part of what a worker goes on from.
+        """
         recovered, self.recovered = self.recovered, Recovered()
         histories, self._histories = self._histories, {}
-        running = [(t, pack_entries(t.episode_id, histories[t.episode_id].entries)) for t in recovered.running]
+        played = {name: [e for e in h.entries if e.token != NO_HOLDER] for name, h in histories.items()}
+        running = [(t, pack_entries(t.episode_id, played[t.episode_id])) for t in recovered.running]
         return running, recovered.unscored
 
     def tidy(self) -> None:
@@ -223,10 +232,7 @@ def _terms(config: RunConfig, first: Progress) -> RecoveryTerms:
     return RecoveryTerms(
         checkpoint=first.steps,
         policies={name: config.trained_in(name) for name in config.environments},
-        scorers={
-            name: tuple(scorer.name for scorer in section.scorers if scorer.weight)
-            for name, section in config.environments.items()
-        },
+        scorers={name: config.required_scorers(name) for name in config.environments},
         group_size=config.buffer.group_size,
         max_attempts=config.rollout.max_attempts,
     )

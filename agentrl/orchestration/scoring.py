@@ -1,4 +1,4 @@
-"""Scores that come behind the end of play: each is on record, and an episode is over when it has all that it needs."""
+"""What an episode needs behind its play: each score is on record, and it is over when it has all that it needs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.buffer.step_journal import StepJournal
 from agentrl.scorers.function import FunctionScorer
+from agentrl.scoring.tier import ScoringTier
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Episode
 from agentrl.types.errors import EpisodeError
@@ -26,26 +27,44 @@ class Scoring:
     """Has episodes judged that were played to their end, by all of their scorers at once.
 
     Those with a weight make the reward, and an episode is over when it has theirs. The others, of weight 0, only
-    record: nothing waits for them. `counts` has scores and failures by scorer.
+    record: nothing waits for them. The `tier` judges turns, and began while the episode was played. `counts` has scores
+    and failures by scorer.
     """
 
-    def __init__(self, scorers: Mapping[str, Sequence[LateScorer]], journal: StepJournal) -> None:
-        self._scorers, self._journal = dict(scorers), journal
+    def __init__(
+        self, scorers: Mapping[str, Sequence[LateScorer]], journal: StepJournal, tier: ScoringTier | None = None
+    ) -> None:
+        self._scorers, self._journal, self.tier = dict(scorers), journal, tier
         self.counts: dict[str, float] = {}
 
-    async def complete(self, episode: Episode) -> Episode:
-        """The episode with all scores that make its reward; one that failed gets none.
+    async def room(self) -> None:
+        """Waits for: scorers of turns to lag behind by less than they may. Unblocked by: these, or deadlines."""
+        if self.tier is not None:
+            await self.tier.room()
 
-        Waits for: its scorers. Unblocked by: their ends, or their deadlines. Raises StorageError.
+    def metrics(self) -> dict[str, float]:
+        """What was counted of all scorers since the run's process began."""
+        return {**self.counts, **(self.tier.metrics() if self.tier is not None else {})}
+
+    async def complete(self, episode: Episode) -> Episode:
+        """The episode with all scores that it needs; one that failed gets none.
+
+        Waits for: its scorers. Unblocked by: their ends, or their deadlines. Raises StorageError or StalledError.
         """
-        return await self._judge(episode, lambda scorer: scorer.weight != 0)
+        judged = await self._judge(episode, lambda scorer: scorer.weight != 0)
+        return judged if self.tier is None else await self.tier.complete(judged, is_required=True)
 
     async def add_recorded(self, episode: Episode) -> Episode:
-        """The episode with the scores that only record, too.
+        """The episode with the scores that only record, too; nobody is asked about it any more.
 
-        Waits for: its scorers. Unblocked by: their ends, or their deadlines. Raises StorageError.
+        Waits for: its scorers. Unblocked by: their ends, or their deadlines. Raises StorageError or StalledError.
         """
-        return await self._judge(episode, lambda scorer: scorer.weight == 0)
+        judged = await self._judge(episode, lambda scorer: scorer.weight == 0)
+        if self.tier is None:
+            return judged
+        judged = await self.tier.complete(judged, is_required=False)
+        self.tier.forget(episode.episode_id)
+        return judged
 
     async def _judge(self, episode: Episode, is_asked: Callable[[FunctionScorer], bool]) -> Episode:
         known = {record.scorer for record in episode.scores}

@@ -13,7 +13,7 @@ from agentrl.orchestration.players import build_runners
 from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.worker_handle import DriverEnd, WorkerProcess
 from agentrl.orchestration.worker_journals import WorkerJournals
-from agentrl.orchestration.worker_pool import WorkerPool
+from agentrl.orchestration.worker_pool import TurnListener, WorkerPool
 from agentrl.orchestration.worker_process import WorkerSpec
 from agentrl.protocols import EnvironmentHost, RolloutWorker
 from agentrl.rollouts.episode_log import NoJournal
@@ -41,6 +41,7 @@ def build_pool(
     chats: Mapping[str, ChatFormat],
     hosts: Mapping[str, EnvironmentHost],
     journal: RunJournal,
+    on_turn: TurnListener | None = None,
 ) -> WorkerPool:
     """The workers of a run's training episodes: processes, or this one. Raises ConfigError.
 
@@ -55,10 +56,11 @@ def build_pool(
         return await start_process(f"worker-{place + 1}", config, logs, hosts, routers, end_session, journals)
 
     if count > 0:
-        return WorkerPool(start, count, journals, config.rollout.max_attempts, end_session)
+        return WorkerPool(start, count, journals, config.rollout.max_attempts, end_session, on_turn)
     gateway = LazyGateway()
     runners = build_runners(config, routers, chats, hosts, journal.rollouts, gateway)
-    return local_pool(LocalWorker(LOCAL, runners, journals.own, end_session, gateway), journals, end_session)
+    worker = LocalWorker(LOCAL, runners, journals.own, end_session, gateway)
+    return local_pool(worker, journals, end_session, on_turn)
 
 
 def build_evaluation_pool(
@@ -84,13 +86,15 @@ def build_evaluation_pool(
     return local_pool(LocalWorker("evaluator", runners, None, forget_nothing, gateway), journals, forget_nothing)
 
 
-def local_pool(worker: LocalWorker, journals: WorkerJournals, end_session: SessionEnd) -> WorkerPool:
+def local_pool(
+    worker: LocalWorker, journals: WorkerJournals, end_session: SessionEnd, on_turn: TurnListener | None = None
+) -> WorkerPool:
     """One worker on this process's event loop, which cannot be lost."""
 
     async def start(place: int) -> RolloutWorker:
         return worker
 
-    return WorkerPool(start, 1, journals, 0, end_session)
+    return WorkerPool(start, 1, journals, 0, end_session, on_turn)
 
 
 def forget_nothing(policy: str, session: str) -> None:

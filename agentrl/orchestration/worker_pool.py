@@ -37,6 +37,8 @@ from agentrl.types.rollout import (
 
 _FAILED_STARTS = 5
 _log = logging.getLogger(__name__)
+TurnListener = Callable[[Ticket, TurnPlayed], None]
+"""Hears of a turn of an episode as soon as it is on record, unless its worker has lost the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,9 @@ class WorkerPool:
         journals: WorkerJournals,
         max_losses: int,
         end_session: SessionEnd,
+        on_turn: TurnListener | None = None,
     ) -> None:
-        self._start, self._num_workers = start, num_workers
+        self._start, self._num_workers, self._on_turn = start, num_workers, on_turn
         self._journals, self._max_losses, self._end_session = journals, max_losses, end_session
         self._workers: dict[int, RolloutWorker] = {}
         self._held: dict[str, _Held] = {}
@@ -233,6 +236,9 @@ class WorkerPool:
                 raise ERRORS_BY_NAME.get(error, AgentRLError)(text)
             case TurnPlayed():
                 self._counts["turns"] += 1
+                held = self._held.get(event.episode_id)
+                if self._on_turn is not None and held is not None and held.assignment.token == event.token:
+                    self._on_turn(held.assignment.ticket, event)
             case _:
                 held = self._held.get(event.episode_id)
                 if held is None or held.assignment.token != event.token:

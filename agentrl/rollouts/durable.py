@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from agentrl.journal.entries import (
     Ended,
@@ -44,7 +45,7 @@ class WorkerJournal:
     def __init__(self, writer: JournalWriter) -> None:
         self.writer = writer
         self._assigned: dict[str, tuple[int, EpisodeHistory | None]] = {}
-        self.on_turn: Callable[[str, int, int], None] = _nobody_hears
+        self.on_turn: Callable[[str, int, int, tuple[Node, ...]], None] = _nobody_hears
         self.parking = asyncio.Event()
         self.is_over = False
 
@@ -121,7 +122,8 @@ class WorkerLog:
             return self.history.turns[turn.index].turn
         self.note(TurnCommitted(self.token, turn, tuple(nodes), finish, request))
         crash_point("reply.committed")
-        self._journal.on_turn(self._episode_id, self.token, turn.index)
+        bare = tuple(replace(node, sample=None) for node in nodes)
+        self._journal.on_turn(self._episode_id, self.token, turn.index, bare)
         return turn
 
     async def synced(self) -> None:
@@ -186,7 +188,7 @@ class WorkerLog:
         self._journal.writer.note(*pack(self._episode_id, entry))
 
 
-def _nobody_hears(episode_id: str, token: int, turn: int) -> None:
+def _nobody_hears(episode_id: str, token: int, turn: int, nodes: tuple[Node, ...]) -> None:
     """Turns are on record, and nobody asks for more."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
@@ -10,7 +10,29 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field
 
 from agentrl.config.base import ConfigModel
-from agentrl.protocols import Scorer
+from agentrl.protocols import Engine, Scorer
+
+
+class PoolConfig(ConfigModel):
+    """The workers of a scorer."""
+
+    least: Annotated[int, Field(gt=0)] = 1
+    """Workers that there always are."""
+    most: Annotated[int, Field(gt=0)] = 1
+    """Workers at most; more than the least are started while turns wait for longer than `queue_s`."""
+    queue_s: Annotated[float, Field(gt=0)] = 2.0
+    """Seconds that a turn may wait for a worker before there is one more."""
+    max_waiting: Annotated[int, Field(gt=0)] = 4096
+    """Turns that may wait; beyond, no new episode begins."""
+
+
+class DivergenceConfig(ConfigModel):
+    """The alarm that a policy learns to please a scorer, instead of to succeed."""
+
+    action: Literal["warn", "stop", "ignore"] = "warn"
+    """What happens then."""
+    episodes: Annotated[int, Field(ge=16)] = 256
+    """The last episodes, whose older and newer half are compared: values that rose, and outcomes that fell."""
 
 
 class TurnScorerConfig(ConfigModel):
@@ -36,12 +58,16 @@ class TurnScorerConfig(ConfigModel):
     """Turns of a batch, at most; fewer where no more wait."""
     concurrency: Annotated[int, Field(gt=0)] = 4
     """Batches that one worker has at once, if it waits for others (a server, an API) rather than computes."""
-    workers: tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]] = (1, 1)
-    """Workers: at least and at most. More are started while turns wait longer than `queue_s`."""
-    queue_s: Annotated[float, Field(gt=0)] = 2.0
-    """Seconds that a turn may wait for a worker before there are more workers."""
-    max_waiting: Annotated[int, Field(gt=0)] = 4096
-    """Turns that may wait for it; beyond, no new episode begins."""
+    pool: PoolConfig = PoolConfig()
+    """Its workers, and the turns that wait for them."""
+    policies: tuple[str, ...] = ()
+    """Policies whose turns it judges; empty for all."""
+    divergence: DivergenceConfig = DivergenceConfig()
+    """What happens when its values rise while outcomes fall."""
+
+    def uses_policies(self) -> tuple[str, ...]:
+        """Policies whose engines it asks, though no agent may act by them."""
+        return ()
 
 
 Options = TypeVar("Options", bound=TurnScorerConfig)
@@ -49,14 +75,14 @@ Options = TypeVar("Options", bound=TurnScorerConfig)
 
 @dataclass(frozen=True, slots=True)
 class ScorerSetting:
-    """What a scorer may know of the run that it judges for; crosses process borders.
+    """What a scorer may know of the run that it judges for.
 
-    `models` has each policy's model folder, whose tokenizer its turns are of. `engines` has the addresses of the
-    engines of policies, by their names.
+    `models` has each policy's model folder, whose tokenizer its turns are of. `engines` has the engines of policies
+    that it asked for by `uses_policies`; there are none in a process of its own.
     """
 
     models: Mapping[str, Path]
-    engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    engines: Mapping[str, Sequence[Engine]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

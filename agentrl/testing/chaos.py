@@ -109,9 +109,9 @@ class ChaosEngine(Engine):
         except EngineError as error:
             raise EpisodeError(Boundary.ENGINE, "unreachable", str(error)) from error
 
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
+    async def score(self, token_ids: Sequence[int], start: int = 1) -> list[float]:
         """What the canary asks for."""
-        return await self._call(FaultPhase.CANARY, lambda: self._engine.score(token_ids))
+        return await self._call(FaultPhase.CANARY, lambda: self._engine.score(token_ids, start))
 
     async def pause(self) -> int:
         """Stop generating."""

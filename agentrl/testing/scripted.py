@@ -45,9 +45,9 @@ class ScriptedEngine(Engine):
         spans = (VersionSpan(self.version, 0, len(ids)),)
         return Generation(ids, np.zeros(len(ids), np.float32), spans, spans, finish)
 
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
+    async def score(self, token_ids: Sequence[int], start: int = 1) -> list[float]:
         """Zeros: a script is certain."""
-        return [0.0] * (len(token_ids) - 1)
+        return [0.0] * (len(token_ids) - start)
 
     async def pause(self) -> int:
         """Nothing is ever in flight."""

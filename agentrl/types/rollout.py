@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl.types.episode import Episode, Ticket
+from agentrl.types.episode import Episode, Node, Ticket
 
 PackedEntry = tuple[int, int, bytes]
 """Schema, kind and payload of an entry as the journal holds it."""
@@ -25,11 +25,15 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class TurnPlayed:
-    """A reply is complete and on record; it is durable before anything follows from it."""
+    """A reply is complete and on record; it is durable before anything follows from it.
+
+    `nodes` are those of its turn, the reply's last, without what a trainer needs of sampled tokens.
+    """
 
     episode_id: str
     token: int
     turn: int
+    nodes: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from agentrl.types.environment import Score, ScoreRecord
 from agentrl.types.episode import Episode, Node
-from agentrl.types.turn_score import ScoredTurn, TurnKey, token_digest
+from agentrl.types.turn_score import ScoredTurn, TurnKey, TurnScore, token_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,24 @@ def scored_turn(episode: Episode, reply_node: int) -> ScoredTurn:
     return ScoredTurn(key, episode.policy_of(node.agent), path, start, ticket.environment, ticket.task.payload)
 
 
-def path_ids(nodes: Iterable[Node], leaf: int) -> np.ndarray:
-    """[L] int32: the tokens from the root to the end of a node, of nodes in the order of their indices."""
-    by_index = list(nodes)
+def own_turn_scores(
+    episode: Episode, scores: Mapping[str, Mapping[TurnKey, TurnScore]]
+) -> dict[str, tuple[TurnScore, ...]]:
+    """Of what scorers said, by their names, all that is of the episode's own turns, in their order.
+
+    A turn that was lost with its worker may have been judged before it was drawn anew, with other tokens.
+    """
+    if not scores:
+        return {}
+    keys = [turn.key for turn in scored_turns(episode)]
+    return {name: tuple(given[key] for key in keys if key in given) for name, given in scores.items()}
+
+
+def path_ids(nodes: Sequence[Node] | Mapping[int, Node], leaf: int) -> np.ndarray:
+    """[L] int32: the tokens from the root to the end of a node, of nodes by their indices."""
     parts = []
     index: int | None = leaf
     while index is not None:
-        parts.append(by_index[index].token_ids)
-        index = by_index[index].parent
+        parts.append(nodes[index].token_ids)
+        index = nodes[index].parent
     return np.concatenate(parts[::-1]).astype(np.int32, copy=False)

@@ -69,7 +69,7 @@ class RecordingEngine:
     async def resume(self) -> None:
         await self._call("resume")
 
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
+    async def score(self, token_ids: Sequence[int], start: int = 1) -> list[float]:
         await self._call("score")
         return self.scores
 
