@@ -15,6 +15,7 @@ from agentrl.cli.environments import environments
 from agentrl.cli.errors import usage_in_one_line
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.model import model
+from agentrl.cli.prm import prm
 from agentrl.cli.replay import replay
 from agentrl.cli.runs import runs
 from agentrl.cli.scaffolds import scaffolds
@@ -70,6 +71,7 @@ app.command()(replay)
 app.command()(doctor)
 app.add_typer(runs, name="runs")
 app.add_typer(model, name="model")
+app.add_typer(prm, name="prm")
 app.add_typer(environments, name="env")
 app.add_typer(scaffolds, name="scaffold")
 

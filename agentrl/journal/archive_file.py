@@ -207,6 +207,12 @@ def read_step(path: Path, step: int) -> list[Episode]:
     return [episode_of(record) for record in table.column("record").to_pylist()]
 
 
+def read_consumed(path: Path) -> list[Episode]:
+    """All episodes of a file, trained and dropped, in their order. Raises StorageError."""
+    check_file(path)
+    return [episode_of(record) for record in _table(path, ["record"], []).column("record").to_pylist()]
+
+
 def _table(path: Path, columns: list[str], filters: list[tuple[str, str, object]]) -> pa.Table:
     try:
         return pq.read_table(path, columns=columns, filters=filters or None, page_checksum_verification=True)

@@ -119,20 +119,7 @@ class Evaluator:
         names = [name for name, policies in self._exam.policies.items() if policy in policies]
         if not names:
             raise ConfigError(f"no environment in which policy '{policy}' is trained has evaluated = true")
-        tickets = await self._tickets(names, {**self._loaded, policy: version}, num_tasks)
-        places, done = asyncio.Semaphore(self._exam.concurrency), 0
-
-        async def play(ticket: Ticket) -> Episode:
-            nonlocal done
-            async with places:
-                played = await self._exam.pool.play(ticket, (), _nothing)
-                episode = await self._scoring.add_recorded(await self._scoring.complete(played))
-            done += 1
-            on_episode(done, len(tickets))
-            return episode
-
-        async with self._exam.pool.running():
-            episodes = await asyncio.gather(*(play(ticket) for ticket in tickets))
+        episodes = await self.play(names, {**self._loaded, policy: version}, num_tasks, Split.HELDOUT, on_episode)
         scored = [e for e in episodes if e.failure is None and e.reward is not None]
         if not scored:
             raise StalledError(f"all {len(episodes)} evaluation episodes failed; the last: {episodes[-1].failure}")
@@ -148,21 +135,46 @@ class Evaluator:
             policy=policy,
         )
 
+    async def play(
+        self,
+        environments: Sequence[str],
+        versions: dict[str, PolicyVersion],
+        num_tasks: int,
+        split: Split,
+        on_episode: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Episode]:
+        """One episode of each of the first `num_tasks` tasks of a split in each environment, failed ones included.
+
+        Waits for: all episodes. Unblocked by: their ends or deadlines.
+        """
+        tickets = await self._tickets(environments, versions, num_tasks, split)
+        places, done = asyncio.Semaphore(self._exam.concurrency), 0
+
+        async def play_one(ticket: Ticket) -> Episode:
+            nonlocal done
+            async with places:
+                played = await self._exam.pool.play(ticket, (), _nothing)
+                episode = await self._scoring.add_recorded(await self._scoring.complete(played))
+            done += 1
+            on_episode(done, len(tickets))
+            return episode
+
+        async with self._exam.pool.running():
+            return await asyncio.gather(*(play_one(ticket) for ticket in tickets))
+
     async def _tickets(
-        self, environments: Sequence[str], versions: dict[str, PolicyVersion], num_tasks: int
+        self, environments: Sequence[str], versions: dict[str, PolicyVersion], num_tasks: int, split: Split
     ) -> list[Ticket]:
         """Each environment's tasks in turn: an episode has the same number however many tasks there are."""
         sampled = [
-            await self._exam.hosts[name].sample(Split.HELDOUT, self._exam.seed, range(num_tasks))
-            for name in environments
+            await self._exam.hosts[name].sample(split, self._exam.seed, range(num_tasks)) for name in environments
         ]
         rounds = (zip(environments, tasks, strict=True) for tasks in zip(*sampled, strict=True))
         turns = (turn for of_round in rounds for turn in of_round)
-        return [_ticket(number, name, task, versions) for number, (name, task) in enumerate(turns)]
+        return [_ticket(f"{split}-{number:06d}", number, *turn, versions) for number, turn in enumerate(turns)]
 
 
-def _ticket(number: int, environment: str, task: Task, versions: dict[str, PolicyVersion]) -> Ticket:
-    name = f"heldout-{number:06d}"
+def _ticket(name: str, number: int, environment: str, task: Task, versions: dict[str, PolicyVersion]) -> Ticket:
     seed = hashlib.blake2b(name.encode(), digest_size=6).digest()
     return Ticket(name, task, number, 0, 0, int.from_bytes(seed, "little"), versions, environment)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -17,7 +17,7 @@ from agentrl.orchestration.checkpoint_files import mend_checkpoints, put_aside_d
 from agentrl.orchestration.checkpoint_repair import CheckpointRepair
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
-from agentrl.orchestration.evaluation import Evaluation
+from agentrl.orchestration.evaluation import Evaluation, Evaluator
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_hosts
 from agentrl.orchestration.preflight import check_evaluation, check_resumed, check_run
@@ -34,7 +34,9 @@ from agentrl.process.standstill import ended_by_standstill
 from agentrl.process.stopping import StopSignals
 from agentrl.rollouts.runner import played_in
 from agentrl.sandbox.starting import sandboxes
+from agentrl.types.episode import Episode
 from agentrl.types.errors import AgentRLError, RunStoppedError, StorageError
+from agentrl.types.task import Split
 from agentrl.types.version import FIRST_VERSION, PolicyVersion
 
 _log = logging.getLogger(__name__)
@@ -122,6 +124,30 @@ async def evaluate_model(
     Raises:
         AgentRLError: an engine or all episodes failed.
     """
+    async with _evaluator(config, policy, models, versions) as evaluator:
+        return await evaluator.run(policy, versions[policy], num_tasks, _told(on_progress))
+
+
+async def play_model(
+    config: RunConfig, policy: str, num_tasks: int, on_progress: Callable[[int, int, str], None]
+) -> list[Episode]:
+    """Episodes of a policy's first model on tasks that it will train on, one of each, failed ones included.
+
+    Raises:
+        AgentRLError: an engine failed.
+    """
+    models = {name: settings.model for name, settings in config.policies.items()}
+    versions = dict.fromkeys(models, FIRST_VERSION)
+    async with _evaluator(config, policy, models, versions) as evaluator:
+        names = config.played_by(policy)
+        return await evaluator.play(names, versions, num_tasks, Split.TRAIN, _told(on_progress))
+
+
+@asynccontextmanager
+async def _evaluator(
+    config: RunConfig, policy: str, models: Mapping[str, Path], versions: Mapping[str, PolicyVersion]
+) -> AsyncIterator[Evaluator]:
+    """An evaluator over engines for the occasion. Raises AgentRLError."""
     check_evaluation(config, policy, models)
     chats = load_chats(config, models)
     async with AsyncExitStack() as ending:
@@ -132,15 +158,14 @@ async def evaluate_model(
         try:
             await keeper.start_for(host.description for host in hosts.values())
             await check_programs(config, hosts)
-            evaluator = await start_evaluator(config, Path(logs), runtime, chats, hosts, models, versions)
-
-            def on_episode(done: int, of: int) -> None:
-                on_progress(done, of, "episodes")
-
-            return await evaluator.run(policy, versions[policy], num_tasks, on_episode)
+            yield await start_evaluator(config, Path(logs), runtime, chats, hosts, models, versions)
         finally:
             await runtime.close()
             await asyncio.gather(*(host.close() for host in hosts.values()))
+
+
+def _told(on_progress: Callable[[int, int, str], None]) -> Callable[[int, int], None]:
+    return lambda done, of: on_progress(done, of, "episodes")
 
 
 async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_salvaged: bool = False) -> RunSummary:

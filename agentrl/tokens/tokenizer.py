@@ -54,6 +54,10 @@ class FastTokenizer:
         """Number of token ids, added tokens included."""
         return self._tokenizer.get_vocab_size()
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, as the tokenizer's file spells it; added tokens included."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
     @property
     def control_token_ids(self) -> frozenset[int]:
         """Ids that mean something to chat templates."""
