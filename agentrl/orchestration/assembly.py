@@ -27,7 +27,7 @@ from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.serving import Service, Serving, build_serving, evaluation_transport
 from agentrl.orchestration.worker_assembly import build_evaluation_pool, build_pool, num_processes
 from agentrl.orchestration.worker_pool import WorkerPool
-from agentrl.protocols import Engine, EnvironmentHost, Runtime, Trainer
+from agentrl.protocols import EnvironmentHost, Runtime, Trainer
 from agentrl.sandbox.starting import SandboxKeeper, sandboxes
 from agentrl.scoring.tier import ScoringTier
 from agentrl.tokens.chat import ChatFormat
@@ -59,7 +59,6 @@ class PolicyParts:
 
     serving: Serving
     trainer: Trainer | None
-    engines: tuple[Engine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +206,9 @@ class _Assembly:
 
     async def _open_tier(self, policies: Mapping[str, PolicyParts]) -> ScoringTier:
         """The scorers of turns, ready. Raises ConfigError."""
-        engines = {name: parts.engines for name, parts in policies.items()}
+        fleets = {name: parts.serving.fleet for name, parts in policies.items()}
         journal = self.journal
-        tier = build_tier(self.config, engines, self.run.logs, journal.buffer, journal.turn_scores())
+        tier = build_tier(self.config, fleets, self.run.logs, journal.buffer, journal.turn_scores())
         try:
             await tier.open()
         except EpisodeError as error:
@@ -227,7 +226,7 @@ class _Assembly:
         # Of a frozen policy nobody makes a canary: its engines show their version and the layout of their weights.
         first = WeightsManifest(policy, version, str(model.resolve()), {}, 0, canary)
         serving = build_serving(config, engines.result(), self.runtime, first, self.run.logs)
-        return PolicyParts(serving, trainer.result(), tuple(engines.result())), first
+        return PolicyParts(serving, trainer.result()), first
 
     async def _start_trainer(self, policy: str) -> Trainer | None:
         if self.config.policies[policy].frozen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl import registry
@@ -12,16 +12,17 @@ from agentrl.buffer.step_journal import StepJournal
 from agentrl.envs.hosting import build_described_host, build_host, nobody_hears
 from agentrl.envs.process import WarmWorkers
 from agentrl.gateway.starting import check_installed
+from agentrl.inference.fleet import Fleet
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.orchestration.scoring import LateScorer
-from agentrl.protocols import Engine, EnvironmentHost, Scaffold
+from agentrl.protocols import EnvironmentHost, Scaffold
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.rollouts.episode_log import EpisodeJournal
 from agentrl.rollouts.programs import Gateway
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.scorers.config import FunctionScorerConfig, VerifierConfig
-from agentrl.scorers.definition import ScorerSetting, TurnScorerConfig
+from agentrl.scorers.definition import ScorerSetting, ServedPolicy, TurnScorerConfig
 from agentrl.scorers.function import FunctionScorer
 from agentrl.scorers.verifier import Verifier
 from agentrl.scoring.feed import TurnFeed
@@ -118,18 +119,21 @@ def build_runners(
 
 
 def build_tier(
-    config: RunConfig, engines: Mapping[str, Sequence[Engine]], logs: Path, journal: StepJournal, known: Known
+    config: RunConfig, fleets: Mapping[str, Fleet], logs: Path, journal: StepJournal, known: Known
 ) -> ScoringTier:
     """The scorers of turns of each environment, not opened yet; environments that say the same share one.
 
     Raises ConfigError.
     """
-    setting = ScorerSetting({name: policy.model for name, policy in config.policies.items()}, engines)
+    served = {name: ServedPolicy(config.policies[name].model, fleet) for name, fleet in fleets.items()}
+    acting = [policy for name in config.environments for policy in config.agents_of(name).values()]
     shared: dict[str, ScorerQueue] = {}
 
     def queue(scorer: TurnScorerConfig) -> ScorerQueue:
         settings = scorer.model_dump_json()
         if settings not in shared:
+            models = {policy: config.policies[policy].model for policy in scorer.policies or acting}
+            setting = ScorerSetting(models, {name: served[name] for name in scorer.uses_policies()})
             shared[settings] = ScorerQueue(scorer, worker_start(scorer, setting, logs), journal.turns_scored)
         return shared[settings]
 

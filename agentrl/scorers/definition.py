@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
@@ -10,7 +10,8 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field
 
 from agentrl.config.base import ConfigModel
-from agentrl.protocols import Engine, Scorer
+from agentrl.inference.fleet import Fleet
+from agentrl.protocols import Scorer
 
 
 class PoolConfig(ConfigModel):
@@ -70,19 +71,29 @@ class TurnScorerConfig(ConfigModel):
         return ()
 
 
+UNREACHABLE = "unreachable"
+"""Kind of a scorer's failure that says that nothing was sent: such turns are sent again."""
 Options = TypeVar("Options", bound=TurnScorerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """A policy that a scorer asks: its model folder, and the engines that serve it."""
+
+    model: Path
+    fleet: Fleet
 
 
 @dataclass(frozen=True, slots=True)
 class ScorerSetting:
     """What a scorer may know of the run that it judges for.
 
-    `models` has each policy's model folder, whose tokenizer its turns are of. `engines` has the engines of policies
-    that it asked for by `uses_policies`; there are none in a process of its own.
+    `models` has the model folder of each policy whose turns it judges; the turns are of its tokenizer. `served` has the
+    policies that it asked for by `uses_policies`; there are none in a process of its own.
     """
 
     models: Mapping[str, Path]
-    engines: Mapping[str, Sequence[Engine]] = field(default_factory=dict)
+    served: Mapping[str, ServedPolicy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import xxhash
 
-from agentrl.scorers.definition import TurnScorerConfig
+from agentrl.scorers.definition import UNREACHABLE, TurnScorerConfig
 from agentrl.scoring.answers import matched
 from agentrl.scoring.pool import Pool
 from agentrl.scoring.workers import ScoringWorker, StartWorker
@@ -21,8 +21,6 @@ from agentrl.types.turn_score import ScoredTurn, TurnKey, TurnScore
 
 _CACHED = 4096
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-UNREACHABLE = "unreachable"
-"""Kind of a scorer's failure that says that nothing was sent: such turns are sent again."""
 _log = logging.getLogger(__name__)
 Keep = Callable[[str, Sequence[TurnScore]], Awaitable[None]]
 """Puts what a scorer, by its name, said of some turns on record; returns once that is durable."""
