@@ -17,6 +17,7 @@ from agentrl.cli.evaluate import evaluate
 from agentrl.cli.model import model
 from agentrl.cli.prm import prm
 from agentrl.cli.replay import replay
+from agentrl.cli.rescore import rescore
 from agentrl.cli.runs import runs
 from agentrl.cli.scaffolds import scaffolds
 from agentrl.cli.show import show
@@ -68,6 +69,7 @@ app.command("eval")(evaluate)
 app.command()(engine)
 app.command()(show)
 app.command()(replay)
+app.command()(rescore)
 app.command()(doctor)
 app.add_typer(runs, name="runs")
 app.add_typer(model, name="model")

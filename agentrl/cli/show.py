@@ -107,6 +107,8 @@ def _print_episode(episode: Episode, tokenizers: Mapping[str, FastTokenizer], co
             text.append(f"\n\n{speaking}: ", "bold")
         policy = episode.policy_of(node.agent)
         _append_node(text, node, policy, tokenizers[policy], colours)
+        if node.sample is not None and (said := _said_of(episode, node)):
+            text.append(f" [{said}] ", "bold yellow")
     if episode.failure is not None and episode.failure.trace:
         text.append(f"\n\n{episode.failure.trace.rstrip()}", "red")
     outcome = episode.failure or episode.stop_reason
@@ -121,6 +123,24 @@ def _print_episode(episode: Episode, tokenizers: Mapping[str, FastTokenizer], co
         f"{episode.num_sampled_tokens} of {episode.num_tokens} tokens sampled, {aborted} aborts survived", "dim"
     )
     console.print(text)
+
+
+def _said_of(episode: Episode, node: Node) -> str:
+    """What scorers said of the turn whose reply a node is.
+
+    Example: ``prm 0.41 -> 0.63, teacher -0.12 nats a token``: of the state before the reply, and behind it.
+    """
+    said = []
+    for scorer, scores in episode.turn_scores.items():
+        for score in (score for score in scores if score.key.turn == node.turn):
+            worth = [f"{number:.2f}" for number in (score.prior, score.value) if number is not None]
+            parts = [" -> ".join(worth)] if worth else []
+            if score.logprobs is not None:
+                parts.append(f"{float(score.logprobs.mean()):.2f} nats a token")
+            if score.note:
+                parts.append(f"({score.note})")
+            said.append(f"{scorer} {' '.join(parts)}")
+    return ", ".join(said)
 
 
 def _append_node(

@@ -44,7 +44,7 @@ class TeacherConfig(TurnScorerConfig):
     def _names_one_teacher(self) -> TeacherConfig:
         if bool(self.policy) == bool(self.url):
             raise ValueError(
-                f"scorer '{self.name}': give `policy`, a frozen policy of the recipe, or else `url`, an engine's address"
+                f"scorer '{self.name}': give `policy`, a frozen policy of the recipe, or `url`, an address"
             )
         return self
 
