@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from agentrl.gateway.connections import Hearing, Listener
 from agentrl.gateway.dialects import Dialect, ReadCall
 from agentrl.rollouts.programs import ProgramCalls, SessionOverError
 from agentrl.types.program import CallRefusedError, ModelReply
@@ -19,34 +20,19 @@ _RETRY_HEADERS = ("x-stainless-retry-count", "x-retry-count")
 _IDEMPOTENCY_KEY = "idempotency-key"
 # Two sub-agents may ask the very same at once; they are told apart by these alone.
 _ASKERS = (_IDEMPOTENCY_KEY, "x-claude-code-agent-id", "thread-id")
-_HANG_UP_S = 0.25
+# A moment in which the gateway learns that a client has hung up. It is taken in turns of the event loop, each of which
+# takes in what connections have to say: a single sleep on a loop that was held up may be over before any was looked at.
+_TURNS, _TURN_S = 25, 0.01
 _HOW_TO_ANSWER = ("stream", "stream_options")
 
 
 @dataclass(slots=True, eq=False)
 class AnsweredCall:
-    """One call: the reply in the making, whether a client was given the whole answer, and how many wait for it.
-
-    `is_closed` says that the client closed the connection by which it got the answer, `is_broken_off` that it did so in
-    a way in which no client does that has heard it.
-    """
+    """One call: the reply in the making, and the client that is to hear it, the last one of those that asked for it."""
 
     id: str
     reply: asyncio.Task[ModelReply]
-    is_heard: bool = False
-    is_broken_off: bool = False
-    is_closed: bool = False
-    waiting: int = 0
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether an answer is or will be there that nobody waits for, and nobody has surely heard."""
-        return not self.waiting and (self.is_broken_off or not self.is_heard)
-
-    @property
-    def may_be_lost(self) -> bool:
-        """Whether a client that says that it asks again may be the one that asked this."""
-        return not self.waiting and (self.is_closed or not self.is_heard)
+    listener: Listener
 
     @property
     def has_failed(self) -> bool:
@@ -65,9 +51,9 @@ class Session:
     """The calls of one episode's programs.
 
     A client whose answer was lost sends its call again: that is not another call, but gets the same answer. It is known
-    by an earlier call with the same body whose answer nobody has heard or waits for, since few programs send a header;
-    with one, also by an answer behind which the connection was closed. It may ask for a stream the first time and for a
-    whole answer the second. The same asked twice at once is two calls.
+    by an earlier call with the same body whose client has lost the answer, since few programs send a header; with one,
+    also by an answer behind which the connection was closed. It may ask for a stream the first time and for a whole
+    answer the second. The same asked twice at once is two calls.
     """
 
     def __init__(self, calls: ProgramCalls) -> None:
@@ -76,11 +62,13 @@ class Session:
         self._answered: defaultdict[str, list[AnsweredCall]] = defaultdict(list)
         self._tasks: set[asyncio.Task[ModelReply]] = set()
 
-    async def begin(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> tuple[ReadCall, AnsweredCall]:
-        """What a request asks for, and the call that it is, new or sent again.
+    async def begin(
+        self, dialect: Dialect, body: bytes, headers: Mapping[str, str], listener: Listener
+    ) -> tuple[ReadCall, AnsweredCall]:
+        """What a request asks for, and the call that it is, new or sent again, which its client listens to from now on.
 
-        Waits for: a client that asked the same and may have lost the answer, or hung up. Unblocked by: a moment, in
-        which that would be seen. Raises CallRefusedError.
+        Waits for: clients that asked the same and may have lost the answer. Unblocked by: one that has, or a moment.
+        Raises CallRefusedError, and ClientDisconnect if the client is gone by then, so that nothing is drawn for it.
         """
         try:
             read = dialect.read(body)
@@ -88,29 +76,27 @@ class Session:
             self.calls.begin()
             self.calls.count("refused")
             raise
+        listener.is_streamed = read.is_streamed
         same = self._answered[_name_of(dialect, body, headers)]
-        known = _lost(same)
+        is_keyed = _IDEMPOTENCY_KEY in headers
         is_retry = any(headers.get(name, "0") != "0" for name in _RETRY_HEADERS)
-        if known is None and (is_retry or any(call.waiting for call in same)):
-            await asyncio.sleep(_HANG_UP_S)
-            known = _lost(same) or (_maybe_lost(same) if is_retry else None)
-        if known is None and _IDEMPOTENCY_KEY in headers:
-            known = next((call for call in reversed(same) if not call.has_failed), None)
+        known = _latest(same, *Hearing) if is_keyed else await _lost(same, is_retry)
+        listener.ensure_there()
         if known is not None:
             self.calls.count("sent_again")
-            known.is_broken_off = known.is_closed = False
+            known.listener = listener
             return read, known
         self.calls.begin()
         task = asyncio.create_task(self.calls.reply(read.call, dialect.echo, read.overrides), name="model-call")
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        same.append(AnsweredCall(secrets.token_hex(12), task))
+        same.append(AnsweredCall(secrets.token_hex(12), task, listener))
         return read, same[-1]
 
     def end(self) -> None:
         """Cancel what is in the making; counts the replies that no client has heard whole."""
         for call in itertools.chain.from_iterable(self._answered.values()):
-            if call.reply.done() and not call.has_failed and not call.is_heard:
+            if call.reply.done() and not call.has_failed and not call.listener.is_answered:
                 self.calls.count("unheard")
         for task in self._tasks:
             task.cancel()
@@ -129,9 +115,18 @@ def _name_of(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> str:
     return "/".join([dialect.name, *(headers.get(name, "") for name in _ASKERS), digest])
 
 
-def _lost(same: Sequence[AnsweredCall]) -> AnsweredCall | None:
-    return next((call for call in reversed(same) if not call.has_failed and call.is_lost), None)
+async def _lost(same: Sequence[AnsweredCall], is_retry: bool) -> AnsweredCall | None:
+    """Of calls that asked the same, one whose client has lost the answer.
+
+    For a client that says that it asks again, that may be one who closed its connection behind the answer.
+    """
+    for _ in range(_TURNS):
+        known = _latest(same, Hearing.LOST)
+        if known is not None or not (is_retry or _latest(same, Hearing.OPEN)):
+            return known
+        await asyncio.sleep(_TURN_S)
+    return _latest(same, Hearing.LOST) or (_latest(same, Hearing.CLOSED) if is_retry else None)
 
 
-def _maybe_lost(same: Sequence[AnsweredCall]) -> AnsweredCall | None:
-    return next((call for call in reversed(same) if not call.has_failed and call.may_be_lost), None)
+def _latest(same: Sequence[AnsweredCall], *hearings: Hearing) -> AnsweredCall | None:
+    return next((call for call in reversed(same) if call.listener.hearing in hearings and not call.has_failed), None)

@@ -17,11 +17,10 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.gateway.calls import AnsweredCall, Session
 from agentrl.gateway.chat import ChatDialect
+from agentrl.gateway.connections import Connection, Listener
 from agentrl.gateway.dialects import Dialect, ReadCall
 from agentrl.gateway.messages import MessagesDialect
 from agentrl.gateway.responses import ResponsesDialect
@@ -120,19 +119,14 @@ class GatewayServer:
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         """The answer to a request; what is refused soon is no stream. Raises CallRefusedError or ClientDisconnect."""
         session = self._session(request)
-        read, call = await session.begin(dialect, await _read_body(request), request.headers)
-        request.state.answered, request.state.is_streamed = call, read.is_streamed
-        # Without a gap until the answer is sent: in one, who asks the same at once would be taken for who asks again.
-        call.waiting += 1
-        try:
-            await _until_answered(request, call, _BEFORE_STREAM_S if read.is_streamed else None)
-            if read.is_streamed and not call.has_failed:
-                return _Stream(call, _events(dialect, read, call))
-            answer = dialect.answer(read, await call.answer(), call.id)
-            call.is_heard = True
-            return JSONResponse(answer)
-        finally:
-            call.waiting -= 1
+        listener: Listener = request.state.listener
+        read, call = await session.begin(dialect, await _read_body(request), request.headers, listener)
+        await _until_answered(request, call, _BEFORE_STREAM_S if read.is_streamed else None)
+        if read.is_streamed and not call.has_failed:
+            return StreamingResponse(_events(dialect, read, call), media_type="text/event-stream", headers=_NO_STORE)
+        answer = dialect.answer(read, await call.answer(), call.id)
+        listener.ensure_there()
+        return JSONResponse(answer)
 
     def _session(self, request: Request) -> Session:
         """The session that a request is of. Raises CallRefusedError."""
@@ -163,50 +157,6 @@ class GatewayServer:
         return JSONResponse({"object": "list", "data": [{"id": name} | card for name in calls.models]})
 
 
-class _Stream(StreamingResponse):
-    """A stream of events, whose client waits for the answer until it is sent, or the client is gone."""
-
-    def __init__(self, call: AnsweredCall, events: AsyncIterator[str]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers=_NO_STORE)
-        self._call = call
-        call.waiting += 1
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._call.waiting -= 1
-
-
-class _Connection(H11Protocol):
-    """A client's connection; notes on the call that was answered by it last if the client breaks it off.
-
-    What was written is not yet heard: clients that lose a stream, or leave it in the middle, close its connection, and
-    those that have heard it keep the connection for their next call. A whole answer is surely lost with a reset alone,
-    since simple clients close their connection behind each.
-    """
-
-    def eof_received(self) -> None:
-        """The client has closed."""
-        self._note(is_reset=False)
-        super().eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone, by an error where there is one."""
-        if exc is not None:
-            self._note(is_reset=True)
-        super().connection_lost(exc)
-
-    def _note(self, is_reset: bool) -> None:
-        # Before the first request of a connection there is none, whatever its type says.
-        state = self.scope.get("state", {}) if self.scope is not None else {}  # type: ignore[redundant-expr]
-        call: AnsweredCall | None = state.get("answered")
-        if call is not None:
-            call.is_closed = True
-            call.is_broken_off |= is_reset or state["is_streamed"]
-
-
 class _HttpServer(uvicorn.Server):
     """Serves an application on the run's own event loop, and leaves signals to the run."""
 
@@ -214,7 +164,7 @@ class _HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_Connection,
+                http=Connection,
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
@@ -241,7 +191,6 @@ async def _events(dialect: Dialect, read: ReadCall, call: AnsweredCall) -> Async
             yield dialect.keep_alive(call.id)
         for event in dialect.events(read, await call.answer(), call.id):
             yield event
-        call.is_heard = True
     except CallRefusedError as refusal:
         yield dialect.error_event(refusal, call.id)
 

@@ -24,9 +24,9 @@ HOMES = {
         "agentrl.testing.tiny_moe",
         "agentrl.testing.tiny_architectures",
     ),
-    "uvicorn": ("agentrl.engine.http", "agentrl.serving", "agentrl.gateway.server"),
+    "uvicorn": ("agentrl.engine.http", "agentrl.serving", "agentrl.gateway.server", "agentrl.gateway.connections"),
     "fastapi": ("agentrl.serving", "agentrl.gateway.server"),
-    "starlette": ("agentrl.serving", "agentrl.gateway.server"),
+    "starlette": ("agentrl.serving", "agentrl.gateway.server", "agentrl.gateway.connections"),
     "prometheus_client": ("agentrl.serving",),
     "websockets": (
         "agentrl.envs.connection",

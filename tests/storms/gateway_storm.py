@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 from agentrl.envs.inline import InlineHost
-from agentrl.gateway import calls, server
+from agentrl.gateway import calls, connections
 from agentrl.gateway.starting import LazyGateway
 from agentrl.inference.config import ClientConfig, FleetConfig, SGLangEngineConfig
 from agentrl.protocols import ScaffoldContext
@@ -278,7 +278,7 @@ def _without(protection: str) -> Iterator[None]:
         case "retries":
             patch = mock.patch.object(calls, "_name_of", side_effect=itertools.count())
         case "connections":
-            patch = mock.patch.object(server._Connection, "_note")
+            patch = mock.patch.object(connections.Listener, "close", lambda listener, **_: listener.dismiss())
         case "messages":
             patch = mock.patch.object(runner, "Conversations", ByTokensAlone)
         case _:
