@@ -103,9 +103,12 @@ class _Link:
         self._client.close()
 
     def _reset(self, cut: Cut) -> None:
-        """End both sides at once, as a network does that is gone."""
+        """End both sides at once, as a network does that is gone; where a call never arrives, the client's alone.
+
+        A reset would tell the server that the answer before was lost, which the client has heard.
+        """
         self._proxy.cuts[cut] += 1
-        for writer in (self._client, self._server):
+        for writer in (self._client,) if cut is Cut.BEFORE else (self._client, self._server):
             inner: socket.socket = writer.get_extra_info("socket")
             inner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
