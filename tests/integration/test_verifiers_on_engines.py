@@ -19,8 +19,8 @@ from tests.adapters.verifiers_player import Recorded, Rollout, play_rollouts, ve
 
 pytestmark = pytest.mark.adapters
 NUM_ROLLOUTS = 2
-REPLY_TOKENS = 120
-TOKENS_BETWEEN_PUBLICATIONS = 20
+REPLY_TOKENS = 80
+TOKENS_BETWEEN_PUBLICATIONS = 40
 
 
 async def test_verifiers_trains_on_an_engine_whose_weights_change_meanwhile(
