@@ -57,14 +57,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if _runs_on(choice, set(item.fixturenames))]
     others = [item for item in items if not _runs_on(choice, set(item.fixturenames))]
     config.hook.pytest_deselected(items=others)
-    items[:] = sorted(kept, key=lambda item: _rank(item.fixturenames))
+    items[:] = sorted(kept, key=lambda item: (_rank(item.fixturenames), -_timeout_s(item)))
 
 
 def _rank(fixtures: Collection[str]) -> int:
     """Place of a test's kind of engine in the order of `ENGINES`; behind them those that start engines themselves."""
     if "sglang" in fixtures:
         return len(ENGINES)
-    return max((number for number, name in enumerate(ENGINES) if name in fixtures), default=0)
+    return max((number for number, name in enumerate(ENGINES) if name in fixtures), default=-1)
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    """What may take longest begins first: of several processes none is left with it when the others have ended."""
+    marker = item.get_closest_marker("timeout")
+    return 0.0 if marker is None else float(marker.args[0])
 
 
 def _runs_on(choice: str, fixtures: set[str]) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx
+import pyarrow.parquet as pq
 
 from tests.storms.run_account import RunAccount, account_of
 
@@ -113,6 +114,17 @@ def assert_whole(run: Path) -> list[dict[str, Any]]:
     assert set(Counter(line["episode_id"] for line in lines).values()) == {1}
     assert account_of(run, {}, [], run / "no-sessions") == RunAccount()
     return lines
+
+
+def assert_archived_as_in_ledger(run: Path) -> None:
+    """What was consumed is in Parquet files that say what the ledger says, as any tool reads both."""
+    names = ["episode_id", "outcome", "reason", "step", "reward", "turns", "sampled_tokens"]
+    files = sorted((run / "episodes").glob("consumed-*.parquet"))
+    found = [row for file in files for row in pq.read_table(file, columns=names).to_pylist()]
+    assert len({row["episode_id"] for row in found}) == len(found), "an episode was archived twice"
+    lines = [{**line, "reason": line["reason"] or None} for line in rows(run / "ledger.jsonl")]
+    expected = {line["episode_id"]: {name: line[name] for name in names} for line in lines}
+    assert {row["episode_id"]: row for row in found} == expected
 
 
 def assert_trained(run: Path, num_episodes: int) -> None:

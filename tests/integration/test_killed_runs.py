@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from agentrl.journal.entries import SCHEMA
@@ -47,10 +47,11 @@ def test_a_seeded_run_in_turn_is_bit_identical_across_kill_and_resume(
 
 
 @pytest.mark.parametrize("told", ["the run", "all processes of its job"])
-def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have(
+def test_a_run_that_is_stopped_is_saved_and_parks_its_episodes_with_the_tokens_that_they_have(
     tiny_model: Path, tmp_path: Path, told: str
 ) -> None:
-    process = runs.start(tmp_path, tiny_model, "steps=100000", "rollout.limits.max_reply_tokens=400")
+    seldom = "checkpoint.interval_steps=50000"
+    process = runs.start(tmp_path, tiny_model, "steps=100000", "rollout.limits.max_reply_tokens=400", seldom)
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 2, process)
     runs.wait_for_requests(run)
@@ -58,6 +59,8 @@ def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have
         os.kill(pid, signal.SIGTERM)
     output = process.communicate(timeout=200)[0]
     assert process.returncode == runs.STOPPED, output
+    assert runs.state(run)["status"] == "stopped"
+    assert runs.processes_of(run) == []
     histories = read_journal(run / "journal").lives
     parked = {name: history for name, history in histories.items() if history.ended is None}
     assert parked, "with eight places some episode is always in flight"
@@ -65,10 +68,12 @@ def test_a_run_that_is_stopped_parks_its_episodes_with_the_tokens_that_they_have
     ledger = runs.rows(run / "ledger.jsonl")
     assert not {line["episode_id"] for line in ledger} & set(parked)
     step = runs.version(run)["step"]
+    assert step >= 2, "it was saved where it stopped"
     config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 3}')
     (run / "config.json").write_text(config)
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
+    assert runs.version(run) == {"epoch": 0, "step": step + 3}
     after = read_journal(run / "journal").lives
     for name, history in parked.items():
         before = [token for part in history.parts for token in part.generation.token_ids.tolist()]
@@ -140,8 +145,11 @@ def test_a_second_process_on_a_run_is_refused_and_changes_nothing(tiny_model: Pa
     assert process.wait(60) == runs.STOPPED
 
 
-def stopped_run(folder: Path, model: Path, *overrides: str) -> Path:
-    process = runs.start(folder, model, "steps=100000", "checkpoint.interval_steps=2", *overrides)
+@pytest.fixture(scope="module")
+def killed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed behind its seventh step and is to go on to its twelfth; read only."""
+    folder = tmp_path_factory.mktemp("killed")
+    process = runs.start(folder, tiny_model, "steps=100000", "checkpoint.interval_steps=2")
     run = folder / "runs" / "test-seed0"
     runs.wait_for_step(run, 7, process)
     os.killpg(process.pid, signal.SIGKILL)
@@ -152,8 +160,8 @@ def stopped_run(folder: Path, model: Path, *overrides: str) -> Path:
     return run
 
 
-def test_a_damaged_journal_is_named_and_salvaged(tiny_model: Path, tmp_path: Path) -> None:
-    run = stopped_run(tmp_path, tiny_model)
+def test_a_damaged_journal_is_named_and_salvaged(killed: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(killed, tmp_path / "runs" / killed.name)
     segment = max((run / "journal").glob("worker-0-*.journal"))
     data = bytearray(segment.read_bytes())
     middle = len(data) // 2
@@ -173,8 +181,8 @@ def test_a_damaged_journal_is_named_and_salvaged(tiny_model: Path, tmp_path: Pat
     assert list((run / "episodes").glob("consumed-*.parquet"))
 
 
-def test_a_journal_of_a_newer_program_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
-    run = stopped_run(tmp_path, tiny_model)
+def test_a_journal_of_a_newer_program_is_refused_by_name(killed: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(killed, tmp_path / "runs" / killed.name)
     segment = SegmentFile.create(run / "journal" / "buffer-00000002.journal", 2)
     segment.append([(SCHEMA + 1, 19, bytes(16))])
     segment.sync()
@@ -206,27 +214,6 @@ def test_a_run_that_dies_at_its_end_is_completed_without_engines_and_trainer(
     started = {path for path in run.glob("logs/*") if not path.name.startswith("archiver")}
     assert {path: path.read_bytes() for path in started} == logs, "nothing but the archiver was started"
     assert runs.state(run)["status"] == "finished"
-    assert_archived_as_in_ledger(run)
+    runs.assert_archived_as_in_ledger(run)
     again = runs.agentrl("resume", run)
     assert (again.returncode, "nothing is left to resume" in again.stderr) == (1, True)
-
-
-def assert_archived_as_in_ledger(run: Path) -> None:
-    """As any tool reads Parquet and JSON lines."""
-    names = ["episode_id", "outcome", "reason", "step", "reward", "turns", "sampled_tokens"]
-    files = sorted((run / "episodes").glob("consumed-*.parquet"))
-    rows = [row for file in files for row in pq.read_table(file, columns=names).to_pylist()]
-    assert len({row["episode_id"] for row in rows}) == len(rows), "an episode was archived twice"
-    lines = [{**line, "reason": line["reason"] or None} for line in runs.rows(run / "ledger.jsonl")]
-    expected = {line["episode_id"]: {name: line[name] for name in names} for line in lines}
-    assert {row["episode_id"]: row for row in rows} == expected
-
-
-def test_consumed_episodes_are_rows_of_parquet_files_that_say_what_the_ledger_says(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    overrides = ("steps=8", "checkpoint.interval_steps=2")
-    assert runs.agentrl(*runs.train_arguments(tmp_path, tiny_model, *overrides)).returncode == 0
-    run = tmp_path / "runs" / "test-seed0"
-    assert len(runs.rows(run / "ledger.jsonl")) >= 8 * 8
-    assert_archived_as_in_ledger(run)

@@ -45,6 +45,10 @@ def test_every_dispatched_episode_has_exactly_one_ledger_line(finished: Path) ->
     assert groups == set(range(max(groups) + 1)), "a task was skipped"
 
 
+def test_consumed_episodes_are_rows_of_parquet_files_that_say_what_the_ledger_says(finished: Path) -> None:
+    runs.assert_archived_as_in_ledger(finished)
+
+
 def test_trainer_and_engine_agree_within_the_bound_of_the_gate(finished: Path) -> None:
     gaps = [r["trainer/fresh_gap_max_nats"] for r in runs.metrics(finished) if r.get("trainer/fresh_tokens")]
     assert gaps
@@ -86,38 +90,6 @@ def test_a_finished_run_is_not_resumed(finished: Path) -> None:
     result = runs.agentrl("resume", finished)
     assert result.returncode == 1
     assert "finished at version 0.6" in result.stderr
-
-
-def test_a_seeded_run_in_turn_is_bit_identical_twice(tiny_model: Path, tmp_path: Path) -> None:
-    outcomes = []
-    for name in ("first", "second"):
-        folder = tmp_path / name
-        folder.mkdir()
-        overrides = ("buffer.max_staleness=0", "seed=5")
-        assert runs.agentrl(*runs.train_arguments(folder, tiny_model, *overrides)).returncode == 0
-        run = folder / "runs" / "test-seed5"
-        ends = [(e["episode_id"], e["reward"], e["sampled_tokens"], e["step"]) for e in runs.rows(run / "ledger.jsonl")]
-        outcomes.append((runs.weights(run), sorted(ends), [r["trainer/loss"] for r in runs.metrics(run)]))
-    assert outcomes[0] == outcomes[1]
-
-
-@pytest.mark.long
-def test_sigterm_saves_a_checkpoint_and_resume_finishes(tiny_model: Path, tmp_path: Path) -> None:
-    process = runs.start(tmp_path, tiny_model, "steps=100000", "checkpoint.interval_steps=50000")
-    run = tmp_path / "runs" / "test-seed0"
-    runs.wait_for_step(run, 2, process)
-    os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=200)
-    assert process.returncode == runs.STOPPED
-    stopped = runs.state(run)
-    assert stopped["status"] == "stopped"
-    step = stopped["versions"]["main"]["step"]
-    assert runs.processes_of(run) == []
-    config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 2}')
-    (run / "config.json").write_text(config)
-    resumed = runs.agentrl("resume", run)
-    assert resumed.returncode == 0, resumed.stderr
-    assert runs.version(run) == {"epoch": 0, "step": step + 2}
 
 
 @pytest.mark.long

@@ -15,10 +15,12 @@ from agentrl.journal.reading import read_journal
 BAD = "scaffold.name=tests.storms.bad_scaffolds:Bad"
 
 
-def test_a_seeded_run_in_turn_is_bit_identical_in_any_number_of_processes(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_seeded_run_in_turn_is_bit_identical_twice_and_in_any_number_of_processes(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     outcomes = []
-    for workers in (0, 2):
-        folder = tmp_path / str(workers)
+    for name, workers in (("first", 0), ("second", 0), ("processes", 2)):
+        folder = tmp_path / name
         folder.mkdir()
         overrides = ("buffer.max_staleness=0", "seed=5", f"rollout.workers={workers}")
         ended = runs.agentrl(*runs.train_arguments(folder, tiny_model, *overrides))
@@ -28,7 +30,8 @@ def test_a_seeded_run_in_turn_is_bit_identical_in_any_number_of_processes(tiny_m
         outcomes.append((runs.weights(run), sorted(ends), [row["trainer/loss"] for row in runs.metrics(run)]))
         assert runs.metrics(run)[-1]["workers/running"] == max(workers, 1)
         assert runs.processes_of(run) == []
-    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == outcomes[1], "twice in this process"
+    assert outcomes[0] == outcomes[2], "in others"
 
 
 def test_a_run_parks_in_processes_and_goes_on_in_another_number_of_them(tiny_model: Path, tmp_path: Path) -> None:
