@@ -63,7 +63,7 @@ test: $(VENV)/.installed-dev                              ## lint, types and all
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker and not agents"
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 12 -m long
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 -m long
 
 # Its declared dependencies are CUDA packages, so it gets an environment of its own and exactly what is listed.
 $(SGLANG_VENV)/.installed: deploy/sglang-cpu/requirements.txt
@@ -81,7 +81,7 @@ test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed $(VERIFIERS_VENV)/
 test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real Docker engine, which is started for it
 	@trap '$(BIN)/python deploy/docker/engine.py stop' EXIT; \
 	DOCKER_HOST=$$($(BIN)/python deploy/docker/engine.py start) || exit 1; export DOCKER_HOST; \
-	timeout 600 $(BIN)/python -m pytest -m docker --timeout 120 --durations 5 tests/docker
+	timeout 1800 $(BIN)/python -m pytest -m docker --timeout 300 --durations 5 tests/docker
 
 gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
 	@$(PYTHON) deploy/gpu/install.py wheels --python $(GPU_PYTHON) --wheels $(WHEELS) --skip $(SKIP)
