@@ -34,7 +34,8 @@ from agentrl.orchestration.warmstart_config import (
 from agentrl.sandbox.starting import sandboxes
 from agentrl.tokens.chat import ChatFormat
 from agentrl.tokens.made_templates import made_template
-from agentrl.tokens.train_tokenizer import CONTROL_TOKENS, make_tokenizer, save_tokenizer
+from agentrl.tokens.tokenizer import FastTokenizer
+from agentrl.tokens.train_tokenizer import CONTROL_TOKENS, copy_tokenizer, make_tokenizer, save_tokenizer
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.trainer.sequence import TokenSequence, supervised_sequence
 from agentrl.types.episode import StopReason
@@ -165,7 +166,10 @@ class WarmStart:
 
         if isinstance(source, GgufModel):
             return await asyncio.to_thread(convert_gguf, _find_gguf(source), folder)
-        await self._make_tokenizer(source, folder)
+        if source.tokenizer is None:
+            await self._make_tokenizer(source, folder)
+        else:
+            copy_tokenizer(source.tokenizer, folder)
         return await asyncio.to_thread(make_model, source.shape, folder, self._config.seed)
 
     async def _make_tokenizer(self, source: MadeModel, folder: Path) -> None:
@@ -275,8 +279,10 @@ def _check(config: WarmStartConfig) -> None:
         case FolderModel(path=folder):
             longest = context_tokens(read_model_files(folder).config)
             check_context("limits", config.limits, longest, folder)
-        case MadeModel(shape=shape):
+        case MadeModel(shape=shape, tokenizer=tokenizer):
             check_context("limits", config.limits, shape.context_tokens, config.output)
+            if tokenizer is not None:
+                FastTokenizer.load(tokenizer)
         case GgufModel():
             _find_gguf(config.model)
 

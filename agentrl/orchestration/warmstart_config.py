@@ -19,12 +19,16 @@ from agentrl.types.errors import ConfigError
 
 
 class MadeModel(ConfigModel):
-    """A small model of random weights with a tokenizer made from the teacher's transcripts."""
+    """A small model of random weights, with a tokenizer that another model has or that is made from transcripts."""
 
     kind: Literal["made"] = "made"
     """Made on the spot."""
     shape: ModelShape = ModelShape()
     """Its size."""
+    tokenizer: Path | None = None
+    """Folder of a model whose tokenizer and chat template it takes, vocabulary_tokens or not: a student needs those of
+    its teacher. Without a value they are made, from transcripts of the last lesson's expert, and no two seeds have
+    the same."""
 
 
 class FolderModel(ConfigModel):

@@ -8,6 +8,7 @@ are one token each, and the fixed text of the template (the tool descriptions) i
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,13 @@ CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 _PIECES = r"_?[a-z]+|[0-9]{1,2}|[^a-z0-9_]+|_"
 _WORD_REPEATS = 1000
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 
 
 def make_tokenizer(
@@ -60,3 +68,11 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, chat_template: str | None
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     if chat_template is not None:
         (folder / "chat_template.jinja").write_text(chat_template)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Write tokenizer and chat template of the model in `source` to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder / name)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer
 
 from agentrl.buffer.step_journal import NoStepJournal
 from agentrl.envs.definition import load_environment
@@ -204,10 +206,29 @@ class _Pupil:
 
 
 async def test_one_check_that_comes_out_low_by_chance_does_not_end_a_lesson(tmp_path):
-    observer = SimpleNamespace(on_phase=lambda text: None, on_progress=lambda done, total, text: None)
-    recipe = Path(__file__).parents[3] / "environments" / "sql" / "warmstart.toml"
-    warm_start = WarmStart(load_warmstart_config(recipe, [f"output={tmp_path / 'model'}"]), observer)
+    warm_start = _warm_start(tmp_path / "model")
     lesson = LessonConfig(expert="expert", transcripts=1, max_steps=450, enough_nats=0.1)
     pool = _Pool([SimpleNamespace(selected=[0])], [SimpleNamespace(selected=[0])])
     steps, nats = await warm_start._teach(_Pupil([0.3, 0.09, 0.25, 0.1, 0.05, 0.0]), lesson, pool, decay_steps=0)
     assert (steps, nats) == (125, 0.05)
+
+
+async def test_a_made_student_has_the_tokenizer_and_the_template_of_its_teacher(tmp_path, tiny_model):
+    warm_start = _warm_start(tmp_path / "student", "lessons=[]", f"model.tokenizer={tiny_model}", "seed=7")
+    await warm_start.run()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "student" / name).read_bytes() == (tiny_model / name).read_bytes()
+    size = json.loads((tmp_path / "student" / "config.json").read_text())["vocab_size"]
+    assert size == Tokenizer.from_file(str(tiny_model / "tokenizer.json")).get_vocab_size()
+
+
+def test_a_teacher_without_a_tokenizer_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json in model folder .*teacher"):
+        _warm_start(tmp_path / "student", f"model.tokenizer={tmp_path / 'teacher'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _warm_start(output: Path, *overrides: str) -> WarmStart:
+    observer = SimpleNamespace(on_phase=lambda text: None, on_progress=lambda done, total, text: None)
+    recipe = Path(__file__).parents[3] / "environments" / "sql" / "warmstart.toml"
+    return WarmStart(load_warmstart_config(recipe, [f"output={output}", *overrides]), observer)
