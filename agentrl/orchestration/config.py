@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineC
 from agentrl.journal.config import JournalConfig
 from agentrl.rollouts.config import LimitsConfig, RolloutConfig, SamplingConfig, ScaffoldConfig
 from agentrl.sandbox.config import SandboxConfig
+from agentrl.scorers.combined import CombinedConfig, in_order
 from agentrl.scorers.config import ScorerConfig, VerifierConfig
 from agentrl.scorers.definition import TurnScorerConfig
 from agentrl.tokens.config import ChatConfig
@@ -120,6 +122,19 @@ class EnvironmentSection(EnvironmentConfig):
             raise ValueError(f"scorers {names}: give each a name of its own, and have one verifier at most")
         if not any(scorer.weight for scorer in self.scorers):
             raise ValueError(f"scorers {names} weigh nothing, so no episode would have a reward: give one a weight")
+        return self
+
+    @model_validator(mode="after")
+    def _combines_what_there_is(self) -> EnvironmentSection:
+        names = [scorer.name for scorer in self.scorers]
+        combined = [scorer for scorer in self.scorers if isinstance(scorer, CombinedConfig)]
+        for scorer in combined:
+            for source in scorer.sources:
+                if source not in names:
+                    near = difflib.get_close_matches(source, names, n=1)
+                    hint = f"did you mean '{near[0]}'?" if near else f"the environment has {', '.join(names)}"
+                    raise ValueError(f"scorer '{scorer.name}' is made of '{source}', which is no scorer here; {hint}")
+        in_order(combined)
         return self
 
 

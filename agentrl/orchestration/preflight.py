@@ -21,6 +21,8 @@ from agentrl.orchestration.config import PolicyConfig, RunConfig
 from agentrl.orchestration.model_files import ModelFiles, context_tokens, read_model_config, read_model_files
 from agentrl.orchestration.players import build_scaffold, build_scorers, routing_of
 from agentrl.rollouts.config import LimitsConfig, ScaffoldConfig
+from agentrl.scorers.config import find_definition
+from agentrl.scorers.definition import TurnScorerConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types.errors import ConfigError
 
@@ -80,6 +82,9 @@ def check_players(config: RunConfig) -> None:
     for section in config.environments.values():
         check_scaffold(section.scaffold, plays_here=config.rollout.workers == 0)
         check_environment(section)
+        for scorer in section.scorers:
+            if isinstance(scorer, TurnScorerConfig):
+                find_definition(scorer.kind).check(scorer)
     build_scorers(config)
     if ":" not in config.sandbox.kind:
         registry.find_plugin(registry.SANDBOXES, config.sandbox.kind)

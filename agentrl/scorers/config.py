@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag
@@ -43,15 +44,22 @@ class FunctionScorerConfig(ConfigModel):
     """What becomes of an episode that it cannot judge in time: it is dropped, or its reward is that of the others."""
 
 
+_OF_EPISODES = ("verifier", "function")
+
+
 def _tag(value: Any) -> str:
-    kind = value.get("kind", "verifier") if isinstance(value, dict) else value.kind
-    return kind if kind in ("verifier", "function") else "turns"
+    if isinstance(value, VerifierConfig | FunctionScorerConfig):
+        return value.kind
+    kind = value.get("kind", "verifier") if isinstance(value, dict) else "turns"
+    return kind if kind in _OF_EPISODES else "turns"
 
 
 def _of_its_kind(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return parse_config(find_definition(str(value["kind"])).config, value, f"scorer '{value.get('name', '')}'")
+    kind = str(value["kind"])
+    source = f"scorer '{value['name']}'" if "name" in value else f"a scorer of kind '{kind}'"
+    return parse_config(find_definition(kind).config, value, source)
 
 
 ScorerConfig = Annotated[
@@ -65,7 +73,17 @@ ScorerConfig = Annotated[
 
 def find_definition(kind: str) -> ScorerDefinition[Any]:
     """The kind of scorers of turns that is registered by a name. Raises ConfigError."""
+    if ":" not in kind:
+        _check_kind(kind)
     found = registry.load_plugin(registry.SCORERS, kind)
     if not isinstance(found, ScorerDefinition):
         raise ConfigError(f"scorer kind '{kind}' is a {type(found).__name__}, not a ScorerDefinition")
     return found
+
+
+def _check_kind(kind: str) -> None:
+    known = [*_OF_EPISODES, *(plugin.name for plugin in registry.list_plugins(registry.SCORERS))]
+    if kind not in known:
+        near = difflib.get_close_matches(kind, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}, and module:attribute"
+        raise ConfigError(f"no kind of scorers '{kind}'; {hint}")

@@ -73,6 +73,12 @@ class TurnScorerConfig(ConfigModel):
 
 UNREACHABLE = "unreachable"
 """Kind of a scorer's failure that says that nothing was sent: such turns are sent again."""
+
+
+def nothing_to_check(config: TurnScorerConfig) -> None:
+    """The check of a kind whose recipe says nothing that could be wrong by itself."""
+
+
 Options = TypeVar("Options", bound=TurnScorerConfig)
 
 
@@ -101,12 +107,13 @@ class ScorerDefinition(Generic[Options]):
     """A kind of scorers of turns, to be registered as entry point ``agentrl.scorers``.
 
     `build(config, setting)` makes one that is ready; it raises ConfigError if it cannot score turns of these policies,
-    and says why. One that `computes` runs in processes of its own, one batch at a time; others share the run's event
-    loop, since they wait for servers.
+    and says why. `check(config)` raises it for what shows before, with nothing started or asked. One that `computes`
+    runs in processes of its own, one batch at a time; others share the run's event loop, since they wait for servers.
     """
 
     name: str
     description: str
     config: type[Options]
     build: Callable[[Options, ScorerSetting], Awaitable[Scorer]]
+    check: Callable[[Options], None] = nothing_to_check
     computes: bool = False

@@ -44,7 +44,7 @@ HOMES = {
     "pyarrow": ("agentrl.journal.archive_file",),
     "typer": ("agentrl.cli",),
     "rich": ("agentrl.cli",),
-    "openai": ("agentrl.gateway.chat", "agentrl.gateway.responses"),
+    "openai": ("agentrl.gateway.chat", "agentrl.gateway.responses", "agentrl.scorers.judge_endpoint"),
     "anthropic": ("agentrl.gateway.messages",),
     "ray": (),
     "docker": ("agentrl.sandbox.docker_engine",),

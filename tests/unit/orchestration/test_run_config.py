@@ -154,7 +154,7 @@ def test_groups_of_two_sizes_are_refused():
         ([{"kind": "verifier"}, {"kind": "verifier"}], "give each a name of its own"),
         ([{"kind": "verifier"}, {"kind": "verifier", "name": "other"}], "one verifier at most"),
         ([{"kind": "verifier", "weight": 0.0}], "weigh nothing"),
-        ([{"kind": "judge"}], "judge"),
+        ([{"kind": "judge"}], "a scorer of kind 'judge': name is missing"),
     ],
 )
 def test_scorers_that_make_no_reward_are_refused(scorers: list[dict[str, Any]], message: str):
