@@ -168,6 +168,15 @@ async def test_a_judge_that_cannot_judge_is_named_before_the_first_episode(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("fault", [fault for fault, kind in KINDS.items() if kind != "busy"], ids=str)
+async def test_every_fault_on_the_sample_turn_has_a_remedy_in_the_same_line(tiny_model: Path, fault: JudgeFault):
+    with scripted_judge(always(fault)) as server, pytest.raises(ConfigError) as refused:
+        await build_judge(judge_config(server.url), ScorerSetting({"main": tiny_model}))
+    what, _, remedy = str(refused.value).rpartition("; ")
+    assert what.startswith("scorer 'style': the judge failed on a sample turn")
+    assert len(remedy.split()) > 3
+
+
 async def test_an_endpoint_that_does_not_answer_is_named_before_the_first_episode(tiny_model: Path):
     with scripted_judge(always(JudgeScore(1))) as server:
         url = server.url
