@@ -21,7 +21,7 @@ from agentrl.types.score import scored_turns
 from agentrl.types.turn_score import TurnKey, TurnScore
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-_OF_ASKING = TurnScorerConfig.model_fields.keys() - {"kind", "name", "weight"}
+_OF_ASKING = ("late", "deadline_s", "patience_s", "call_s", "batch_turns", "concurrency", "pool")
 
 
 class GateConfig(ConfigModel):
@@ -56,8 +56,8 @@ class CombinedConfig(TurnScorerConfig):
             raise ValueError(f"the weights {self.parts} sum to nothing to divide by: set normalise = false")
         if self.clip is not None and self.clip[0] >= self.clip[1]:
             raise ValueError(f"clip {list(self.clip)} has no room: give the lowest value and then the highest")
-        given = self.model_dump(include=set(_OF_ASKING))
-        if idle := sorted(key for key in given if given[key] != TurnScorerConfig.model_fields[key].default):
+        given = {key: (getattr(self, key), TurnScorerConfig.model_fields[key].default) for key in _OF_ASKING}
+        if idle := [key for key, (value, default) in given.items() if value != default]:
             raise ValueError(f"{idle} mean nothing here, where nobody is asked: set them at the parts")
         return self
 
@@ -77,7 +77,7 @@ class _Said:
 
 
 def combine(config: CombinedConfig, episode: Episode) -> tuple[TurnScore, ...] | None:
-    """The combined score of each turn, in order; None while a source misses one, or has failed at one.
+    """The combined score of each turn of its policies, in order; None while a source misses one, or failed at one.
 
     Values make the value and priors the prior, where every part has it; a turn of which the parts have neither in
     common has a failure. Gates look at values. The value of a whole episode is its prior, too: the agent's reward, or
@@ -91,7 +91,10 @@ def combine(config: CombinedConfig, episode: Episode) -> tuple[TurnScore, ...] |
         if record.score is not None
     }
     combined = []
-    for key in (turn.key for turn in scored_turns(episode)):
+    for turn in scored_turns(episode):
+        if config.policies and turn.policy not in config.policies:
+            continue
+        key = turn.key
         said = {name: _find(name, key, of_turns, of_episode) for name in config.sources}
         known = {name: source for name, source in said.items() if source is not None}
         if len(known) < len(said):

@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.protocols import Scorer
-from agentrl.scorers.definition import ScorerDefinition, ScorerSetting, TurnScorerConfig
+from agentrl.scorers.definition import UNREACHABLE, ScorerDefinition, ScorerSetting, TurnScorerConfig
 from agentrl.scorers.rubric import RESPONSE_FORMATS, Rubric
-from agentrl.types.errors import ConfigError, EpisodeError
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.turn_score import ScoredTurn, TurnKey, TurnScore
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _OURS = frozenset(("messages", "model", "n", "response_format", "stream"))
 _SAMPLE = (TurnKey("sample", "agent", 0, ""), "user: What is 2 + 2?", "assistant: 2 + 2 is 4.")
+_NOTHING_JUDGED = (UNREACHABLE, "busy")
 _REMEDIES = {
-    "connection": "start the server, or correct url",
+    UNREACHABLE: "start the server, or correct url",
+    "connection": "look into the server's log, or correct url",
     "timeout": "raise answer_s, or take a faster model",
     "key": "name the environment variable with its key as api_key_variable",
     "model": "correct model, or url, which often ends in /v1",
@@ -67,7 +69,8 @@ class JudgeConfig(TurnScorerConfig):
     check: bool = True
     """Whether it is asked of a sample turn before the first episode, so that what it cannot do shows then."""
     batch_turns: Annotated[int, Field(gt=0)] = 1
-    """Turns of a batch, at most; each is a request of its own, and a score is known when its whole batch is."""
+    """Turns of a batch, at most; each is a request of its own, and a score is known when its whole batch is. Turns that
+    the server was too busy to take are sent again, if there are no others in their batch."""
     concurrency: Annotated[int, Field(gt=0)] = 16
     """Batches that are asked for at once."""
 
@@ -121,8 +124,16 @@ class Judge(Scorer):
         self._model = config.model
 
     async def score(self, turns: Sequence[ScoredTurn]) -> list[TurnScore]:
-        """The verdict on each; one without has the failure instead."""
-        return await asyncio.gather(*(self._score(turn) for turn in turns))
+        """The verdict on each; one without has the failure instead.
+
+        Raises:
+            EpisodeError: boundary scorer, kind unreachable: the server took none of them.
+        """
+        scores = await asyncio.gather(*(self._score(turn) for turn in turns))
+        not_taken = [s.failure for s in scores if s.failure is not None and s.failure.kind in _NOTHING_JUDGED]
+        if not_taken and len(not_taken) == len(scores):
+            raise EpisodeError(Boundary.SCORER, UNREACHABLE, not_taken[0].message)
+        return scores
 
     async def ask(self, key: TurnKey, before: str, reply: str) -> TurnScore:
         """The verdict on a turn that is given as text. Raises EpisodeError (boundary scorer)."""

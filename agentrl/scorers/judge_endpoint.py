@@ -11,6 +11,7 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletion
 
+from agentrl.scorers.definition import UNREACHABLE
 from agentrl.types.errors import Boundary, EpisodeError, boundary
 
 _OVERLOADED = 529  # of Anthropic, which no standard names
@@ -19,7 +20,7 @@ _KINDS: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "key",
     HTTPStatus.FORBIDDEN: "key",
     HTTPStatus.NOT_FOUND: "model",
-    HTTPStatus.REQUEST_TIMEOUT: "busy",
+    HTTPStatus.REQUEST_TIMEOUT: "timeout",
     HTTPStatus.TOO_MANY_REQUESTS: "busy",
     HTTPStatus.SERVICE_UNAVAILABLE: "busy",
 }
@@ -46,7 +47,8 @@ class JudgeEndpoint:
         Waits for: the server. Unblocked by: its answer, or the deadline.
 
         Raises:
-            EpisodeError: boundary scorer; kind connection, timeout, busy, key, model, refused, server, answer or cut.
+            EpisodeError: boundary scorer; kind unreachable, connection, timeout, busy, key, model, refused, server,
+                answer or cut.
         """
         where = f"{self._model} at {self._url}"
         try:
@@ -60,7 +62,10 @@ class JudgeEndpoint:
         except (TimeoutError, openai.APITimeoutError) as error:
             raise _failed("timeout", f"no answer of {where} within {self._timeout_s:g} s") from error
         except openai.APIConnectionError as error:
-            raise _failed("connection", f"{where} does not answer: {error.__cause__ or error}") from error
+            # By its name: the SDK has had two libraries below it that raise it.
+            is_unsent = type(error.__cause__).__name__ == "ConnectError"
+            kind = UNREACHABLE if is_unsent else "connection"
+            raise _failed(kind, f"{where} does not answer: {error.__cause__ or error}") from error
         except openai.APIStatusError as error:
             kind = _KINDS.get(error.status_code, "server" if error.status_code >= 500 else "refused")
             raise _failed(kind, f"{where}: HTTP {error.status_code}: {_first_line(error.message)}") from error

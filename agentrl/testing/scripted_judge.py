@@ -101,7 +101,7 @@ class ScriptedJudge:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def close(self) -> None:
-        """Answer nobody any more; questions that hang end."""
+        """Answer nobody any more; questions that hang end. Safe to call twice."""
         self.ended.set()
         self._server.shutdown()
         self._server.server_close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import numpy as np
 
@@ -41,3 +42,8 @@ def says_yes(turn: ScoredTurn) -> bool:
 
 def says_nothing(turn: ScoredTurn) -> None:
     return None
+
+
+def process_of_mine(turn: ScoredTurn) -> float:
+    """1 where the module that asked for it was never imported: in another process than the test's."""
+    return float("tests.unit.scorers.test_scorers_at_work" not in sys.modules)

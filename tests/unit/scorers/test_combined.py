@@ -135,6 +135,18 @@ def test_a_version_is_of_the_rule_and_of_the_versions_of_its_parts():
     assert len({version(1.0, "1"), version(1.0, "2"), version(2.0, "1")}) == 3
 
 
+def test_turns_of_other_policies_are_left_out():
+    episode = episode_of(prm=scores_of((0.8, 0.4)))
+    assert made_of(config_of(parts={"prm": 1.0}, policies=["main"]), episode) == 2
+    assert made_of(config_of(parts={"prm": 1.0}, policies=["other"]), episode) == 0
+
+
+def made_of(config: CombinedConfig, episode: Episode) -> int:
+    scores = combine(config, episode)
+    assert scores is not None
+    return len(scores)
+
+
 def test_scores_may_be_made_of_scores_that_are_made():
     outer = config_of("outer", parts={"inner": 1.0, "prm": 1.0}, gates=[{"scorer": "inner", "at_least": 0}])
     inner = config_of("inner", parts={"prm": 0.5})

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.scorers.definition import ScorerSetting
+from agentrl.scorers.definition import UNREACHABLE, ScorerSetting
 from agentrl.scorers.judge import build_judge, check_judge
 from agentrl.testing.scripted_judge import JudgeFault, JudgeQuestion, JudgeScore, JudgeScript, scripted_judge
-from agentrl.types.errors import Boundary, ConfigError
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.turn_score import check_turn_score
 from tests.unit.scorers.judged import judge_config, judging, turn_of
 
@@ -21,8 +21,6 @@ KINDS = {
     JudgeFault.CUT: "cut",
     JudgeFault.EMPTY: "answer",
     JudgeFault.NO_COMPLETION: "answer",
-    JudgeFault.BUSY: "busy",
-    JudgeFault.OVERLOADED: "busy",
     JudgeFault.BROKEN: "server",
     JudgeFault.NO_KEY: "key",
     JudgeFault.NO_MODEL: "model",
@@ -80,6 +78,26 @@ async def test_what_is_no_verdict_is_a_failure_and_no_number(tiny_model: Path, f
     assert score.failure is not None
     assert (score.failure.boundary, score.failure.kind) == (Boundary.SCORER, KINDS[fault])
     assert len(server.questions) == 1, "asking again is for the tier"
+
+
+@pytest.mark.parametrize("fault", [JudgeFault.BUSY, JudgeFault.OVERLOADED], ids=str)
+async def test_turns_that_the_server_did_not_take_may_be_sent_again(tiny_model: Path, fault: JudgeFault):
+    async with judging(tiny_model, always(fault)) as (judge, server):
+        with pytest.raises(EpisodeError) as refused:
+            await judge.score([turn_of(tiny_model, "a", "b")])
+        assert refused.value.failure.kind == UNREACHABLE
+        assert len(server.questions) == 1, "asking again is for the tier"
+        server.script = always(JudgeScore(10))
+        (score,) = await judge.score([turn_of(tiny_model, "a", "b")])
+        assert score.value == 1.0
+
+
+async def test_a_server_that_ended_took_nothing(tiny_model: Path):
+    async with judging(tiny_model, always(JudgeScore(1))) as (judge, server):
+        server.close()
+        with pytest.raises(EpisodeError) as refused:
+            await judge.score([turn_of(tiny_model, "a", "b")])
+    assert refused.value.failure.kind == UNREACHABLE
 
 
 @pytest.mark.parametrize("beyond", [10.5, -1, 1e300])
@@ -168,7 +186,7 @@ async def test_a_judge_that_cannot_judge_is_named_before_the_first_episode(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("fault", [fault for fault, kind in KINDS.items() if kind != "busy"], ids=str)
+@pytest.mark.parametrize("fault", KINDS, ids=str)
 async def test_every_fault_on_the_sample_turn_has_a_remedy_in_the_same_line(tiny_model: Path, fault: JudgeFault):
     with scripted_judge(always(fault)) as server, pytest.raises(ConfigError) as refused:
         await build_judge(judge_config(server.url), ScorerSetting({"main": tiny_model}))
