@@ -40,6 +40,9 @@ class RewardModel:
         self.version = version
         self.context_tokens: int | None = network.config.to_dict().get("max_position_embeddings")
         torch.nn.Module.to(network, torch.device(device))
+        # What was read is a view of the file: a copy over it would change the weights in the midst of a batch.
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.data = tensor.data.clone()
         self._network, self._device = network.eval(), device
 
     @classmethod

@@ -17,7 +17,7 @@ from engine_pool import EnginePool, make_pool
 from engine_server import EngineCalls, EngineServer, Reference, copy_model, running_engine
 
 from agentrl.inference.config import SGLangEngineConfig
-from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
+from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model, make_tiny_reward_model
 from agentrl.testing.tiny_moe import make_tiny_moe_model
 from tests.servers.sglang import sglang_config
 from tests.storms.kill_runs import warm_start
@@ -31,11 +31,13 @@ ENGINES = {
     "sharded_engine": "sharded",
     "tied_engine": "tied",
     "in_place_engine": "in-place",
+    "reward_engine": "reward",
     "expendable": "dense",
     "expendable_shards": "sharded",
 }
 EMBEDDED_ONLY = {"embedded", "exact_server"}
-SGLANG_ONLY = {"sharded_engine", "sglang"}
+SGLANG_ONLY = {"sharded_engine", "reward_engine", "sglang"}
+STARTED_SGLANG_ONLY = {"reward_engine", "sglang"}
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +78,7 @@ def _timeout_s(item: pytest.Item) -> float:
 def _runs_on(choice: str, fixtures: set[str]) -> bool:
     if choice == "embedded":
         return not fixtures & SGLANG_ONLY
-    if "sglang" in fixtures:
+    if fixtures & STARTED_SGLANG_ONLY:
         return choice == "sglang"
     return bool(fixtures & set(ENGINES)) and not fixtures & EMBEDDED_ONLY
 
@@ -113,6 +115,13 @@ def other_moe_model(moe_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
+def reward_models(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of two reward models with heads over tokens; read only."""
+    folder = tmp_path_factory.mktemp("reward-models")
+    return tuple(make_tiny_reward_model(folder / str(seed), engine_model, seed) for seed in (1, 2))
+
+
+@pytest.fixture(scope="session")
 def reference() -> Reference:
     return Reference()
 
@@ -125,6 +134,7 @@ def pool(
     moe_model: Path,
     other_moe_model: Path,
     tied_model: Path,
+    reward_models: tuple[Path, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[EnginePool]:
     """The engines of the chosen server, started as they are asked for."""
@@ -132,6 +142,7 @@ def pool(
         "dense": (engine_model, other_model),
         "moe": (moe_model, other_moe_model),
         "tied": (tied_model, tied_model),
+        "reward": reward_models,
     }
     logs = tmp_path_factory.mktemp("engine-logs")
     with make_pool(request.config.getoption("--engine-server"), models, logs) as pool:
@@ -184,6 +195,13 @@ async def sharded_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
 async def tied_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
     """A server of a mixture of experts whose output head is that of its embeddings."""
     async with EngineCalls.of(pool.get("tied")) as calls:
+        yield calls
+
+
+@pytest.fixture
+async def reward_engine(pool: EnginePool) -> AsyncIterator[EngineCalls]:
+    """SGLang that serves a reward model's head."""
+    async with EngineCalls.of(pool.get("reward")) as calls:
         yield calls
 
 

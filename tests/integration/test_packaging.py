@@ -54,6 +54,7 @@ TRAINING = {
     "replay": ["run", "1"],
     "runs check": ["run"],
     "model check": ["model"],
+    "prm train": ["run", "--output", "prm"],
 }
 SERVING = {"env serve": ["sql"]}
 READING = {

@@ -28,6 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "sharded": {"tp-size": 2},
     "tied": {},
+    "reward": {"json-model-override-args": '{"architectures": ["Qwen3ForSequenceClassification"]}'},
     "in-place": {"disable-overlap-schedule": True, "chunked-prefill-size": 64},
 }  # fmt: skip
 
