@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from agentrl.algorithms.credit_config import CreditConfig, OutcomeCreditConfig, ShapingCreditConfig, TurnCreditConfig
 from agentrl.config.base import ConfigModel
 
 
@@ -115,6 +116,8 @@ class AlgorithmConfig(ConfigModel):
 
     advantage: Literal["grpo", "dr_grpo", "leave_one_out"] = "grpo"
     """Baseline within a group: mean with division by the standard deviation, without, or mean of the others."""
+    credit: CreditConfig = OutcomeCreditConfig()
+    """How a reward becomes the advantages of turns and tokens."""
     loss: LossConfig = PpoConfig()
     """The loss of a token."""
     correction: CorrectionConfig = TisConfig()
@@ -133,6 +136,15 @@ class AlgorithmConfig(ConfigModel):
     With more than one optimizer step (minibatches times epochs) the trainer first computes the log-probabilities of
     the whole batch by one forward pass without gradient: the proximal policy of PPO and of the correction. With a
     single one they are at hand, the ratio to them is 1, and PPO against them clips nothing."""
+
+    @model_validator(mode="after")
+    def _scores_have_no_say(self) -> AlgorithmConfig:
+        if isinstance(self.credit, ShapingCreditConfig | TurnCreditConfig) and self.advantage != "leave_one_out":
+            raise ValueError(
+                f'credit.kind = "{self.credit.kind}" has the mean of the group\'s other episodes as its baseline: set '
+                f'advantage = "leave_one_out"; "{self.advantage}" would let an episode\'s own outcome scale its credit'
+            )
+        return self
 
     @property
     def is_corrected(self) -> bool:

@@ -8,6 +8,8 @@ import torch
 
 from agentrl.algorithms.config import AlgorithmConfig, is_corrected_by_loss
 from agentrl.algorithms.correction import correction_weights
+from agentrl.algorithms.credit import teacher_advantages
+from agentrl.algorithms.credit_config import TeacherCreditConfig
 from agentrl.algorithms.losses import TokenLoss, token_loss
 from agentrl.types.explanation import TokenStatus
 
@@ -16,13 +18,16 @@ from agentrl.types.explanation import TokenStatus
 class TokenOutcome:
     """A token's share of the loss is its weight times its loss.
 
-    `gap_S` is log pi - log mu, `moved_S` is log pi - log pi_prox.
+    `gap_S` is log pi - log mu, `moved_S` is log pi - log pi_prox, `advantages_S` what entered the loss,
+    `teacher_gap_S` log pi - log pi_T, NaN where unknown; None without a teacher.
     """
 
     gap_S: torch.Tensor
     moved_S: torch.Tensor
     weights_S: torch.Tensor
     losses: TokenLoss
+    advantages_S: torch.Tensor
+    teacher_gap_S: torch.Tensor | None = None
 
 
 def token_outcome(
@@ -33,6 +38,7 @@ def token_outcome(
     sequences_S: torch.Tensor,
     config: AlgorithmConfig,
     proximal_S: torch.Tensor | None = None,
+    teacher_S: torch.Tensor | None = None,
 ) -> TokenOutcome:
     """Loss and correction weight of each token; only the loss is differentiable.
 
@@ -49,14 +55,18 @@ def token_outcome(
         config: loss and correction.
         proximal_S: log pi_prox, nats: of the weights before the first optimizer step on the batch. None where those
             are the weights of `logprobs_S`, as in a batch's only optimizer step: no second forward pass is needed.
+        teacher_S: log pi_T, nats, NaN where unknown: what the credit's teacher says, whose term joins the advantage.
     """
     now_S = logprobs_S.detach()
     start_S = now_S if proximal_S is None else proximal_S
     weights_S = correction_weights(start_S - behaviour_S, turns_S, sequences_S, config.correction)
     if is_corrected_by_loss(config.loss):
         weights_S = (weights_S > 0).float()
+    if teacher_S is not None and isinstance(config.credit, TeacherCreditConfig):
+        advantages_S = teacher_advantages(advantages_S, now_S, teacher_S, config.credit.weight)
     losses = token_loss(logprobs_S, behaviour_S, start_S, advantages_S, config.loss)
-    return TokenOutcome(now_S - behaviour_S, now_S - start_S, weights_S, losses)
+    teacher_gap_S = None if teacher_S is None else now_S - teacher_S
+    return TokenOutcome(now_S - behaviour_S, now_S - start_S, weights_S, losses, advantages_S, teacher_gap_S)
 
 
 def token_statuses(outcome: TokenOutcome, mismatched_S: torch.Tensor) -> list[TokenStatus]:

@@ -19,7 +19,7 @@ from agentrl.buffer.step_journal import NoStepJournal, StepJournal
 from agentrl.buffer.task_order import TaskOrder
 from agentrl.buffer.tasks import TaskSource
 from agentrl.protocols import EpisodeBuffer
-from agentrl.types.batch import TrainBatch
+from agentrl.types.batch import NO_COLUMNS, CreditColumns, TrainBatch
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import CUT_OFF, Failure, StalledError
 from agentrl.types.task import Task
@@ -40,7 +40,7 @@ class BufferTerms:
 
     `configs` are of the trained policies. `versions` has the one that each policy, frozen ones too, goes on from,
     `places` the episodes that may generate at once, `max_groups` the groups of a policy that may still begin (none
-    sets no bound).
+    sets no bound). `columns` has what the credit of each policy wants to know of turns; nothing if it is not named.
     """
 
     configs: dict[str, BufferConfig]
@@ -51,6 +51,7 @@ class BufferTerms:
     max_attempts: int
     max_consecutive_failures: int
     max_groups: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, CreditColumns] = field(default_factory=dict)
 
 
 class MemoryBuffer(EpisodeBuffer):
@@ -266,7 +267,8 @@ class MemoryBuffer(EpisodeBuffer):
 
     async def _build(self, lane: Lane, version: PolicyVersion, groups: Sequence[Group]) -> TrainBatch:
         """What a lane takes, as a batch, which a thread builds: episodes go on meanwhile."""
-        batch, tokens = await asyncio.to_thread(build_counted, groups, lane.policy, version, lane.config)
+        columns = self._terms.columns.get(lane.policy, NO_COLUMNS)
+        batch, tokens = await asyncio.to_thread(build_counted, groups, lane.policy, version, lane.config, columns)
         for group in groups:
             group.count_trained(tokens)
         lane.taken += groups

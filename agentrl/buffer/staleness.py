@@ -10,29 +10,48 @@ import numpy as np
 
 from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.group import Group
-from agentrl.types.batch import TrainBatch, TrainEpisode, TrainTrajectory
+from agentrl.buffer.turn_columns import with_turn_columns
+from agentrl.types.batch import NO_COLUMNS, CreditColumns, TrainBatch, TrainEpisode, TrainTrajectory
 from agentrl.types.episode import Episode
 from agentrl.types.trajectory import Trajectory, build_trajectories
 from agentrl.types.version import PolicyVersion
 
 
-def build_batch(groups: Sequence[Group], policy: str, version: PolicyVersion, config: BufferConfig) -> TrainBatch:
-    """Groups as one policy's batch for the step at `version`; the same groups always give the same batch."""
+def build_batch(
+    groups: Sequence[Group],
+    policy: str,
+    version: PolicyVersion,
+    config: BufferConfig,
+    columns: CreditColumns = NO_COLUMNS,
+) -> TrainBatch:
+    """Groups as one policy's batch for the step at `version`; the same groups always give the same batch.
+
+    Args:
+        groups: whole ones, in order.
+        policy: whose agents' tokens are trained.
+        version: that the step trains.
+        config: how stale a token may be.
+        columns: what the policy's credit wants to know of each turn.
+    """
     episodes = []
     for number, group in enumerate(groups):
         for episode in group.ordered():
             view = train_view(episode, policy, version, config.staleness_bound)
             if config.staleness == "withhold" and oldest_staleness(view) > config.staleness_bound:
                 view = ()
-            episodes.append(_train_episode(episode, policy, number, view))
+            episodes.append(_train_episode(episode, policy, number, with_turn_columns(episode, view, columns)))
     return TrainBatch(policy, version, tuple(episodes))
 
 
 def build_counted(
-    groups: Sequence[Group], policy: str, version: PolicyVersion, config: BufferConfig
+    groups: Sequence[Group],
+    policy: str,
+    version: PolicyVersion,
+    config: BufferConfig,
+    columns: CreditColumns = NO_COLUMNS,
 ) -> tuple[TrainBatch, dict[str, int]]:
     """A batch, and how many tokens of each episode enter its loss."""
-    batch = build_batch(groups, policy, version, config)
+    batch = build_batch(groups, policy, version, config, columns)
     return batch, count_trained((episode for group in groups for episode in group.episodes), [batch])
 
 

@@ -100,6 +100,8 @@ def _rules(config: RunConfig, policy: str) -> str:
     """The options that decide about tokens, with the names that a recipe has for them."""
     algorithm, buffer = config.policies[policy].algorithm, config.buffer_of(policy)
     parts = [f"loss {_options(algorithm.loss)}", f"correction {_options(algorithm.correction)}"]
+    if algorithm.credit.kind != "outcome":
+        parts.insert(0, f"credit {_options(algorithm.credit)}")
     if algorithm.minibatches * algorithm.epochs > 1:
         parts.append(f"minibatches={algorithm.minibatches} epochs={algorithm.epochs}, statuses of the last epoch")
     return "; ".join([*parts, f"staleness {buffer.staleness} max_staleness={buffer.max_staleness}"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from agentrl.algorithms.credit_config import credit_columns
 from agentrl.buffer.episode_buffer import BufferTerms, EnvironmentTerms, MemoryBuffer
 from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger
@@ -269,6 +270,7 @@ class _Assembly:
             max_attempts=config.rollout.max_attempts,
             max_consecutive_failures=config.rollout.max_consecutive_failures,
             max_groups=self._max_groups(),
+            columns={policy: credit_columns(config.policies[policy].algorithm.credit) for policy in config.trained},
         )
 
     def _max_groups(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from agentrl.algorithms.credit_config import credit_columns
 from agentrl.buffer.recovery import TakenStep
 from agentrl.buffer.staleness import build_batch
 from agentrl.orchestration.checkpoint_files import checkpoint_damage
@@ -49,7 +50,8 @@ class ReplayPlan:
 
     def batch(self, config: RunConfig, taken: TakenStep, version: PolicyVersion) -> TrainBatch:
         """The batch as it was taken; the trainer may count another epoch than the record."""
-        batch = build_batch(taken.groups, self.policy, taken.version, config.buffer_of(self.policy))
+        columns = credit_columns(config.policies[self.policy].algorithm.credit)
+        batch = build_batch(taken.groups, self.policy, taken.version, config.buffer_of(self.policy), columns)
         return replace(batch, version=version)
 
 

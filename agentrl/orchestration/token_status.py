@@ -20,19 +20,23 @@ _WITHHELD = "withheld"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplainedBranch:
-    """One branch of an episode: L tokens, a status each, and the loss's terms of those that entered it."""
+    """One branch of an episode: L tokens, a status each, and the loss's terms of those that entered it.
+
+    `advantages` are [L] float32 by the rule of credit; None for an episode that is not in the loss.
+    """
 
     view: TrainTrajectory
     statuses: tuple[str, ...]
     terms: TokenTerms | None
+    advantages: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplainedEpisode:
     """An episode of a group that the step took.
 
-    `rewards` and `advantages` are those of the agents that act by the step's policy; without a reward there are none,
-    and no advantages for an episode that is not in the batch.
+    `rewards` and `advantages`, of the outcome, are those of the agents that act by the step's policy; without a reward
+    there are none, and no advantages for an episode that is not in the batch.
     """
 
     episode: Episode
@@ -56,7 +60,8 @@ class TokenRow:
     """Everything that is known of one token; None where nothing was computed or sampled.
 
     `staleness` is in steps, log-probabilities in nats. pi is the policy with which the token was last computed,
-    in the last epoch over its batch; `ratio` is pi / mu, `proximal_ratio` pi / pi_prox, `weight` the correction's.
+    in the last epoch over its batch; `ratio` is pi / mu, `proximal_ratio` pi / pi_prox, `weight` the correction's,
+    `advantage` the token's own.
     """
 
     episode: str
@@ -95,11 +100,16 @@ def explained_episodes(
     version = taken.version
     episodes = [episode for group in taken.groups for episode in group.ordered()]
     found = []
-    for episode, entry, advantages, terms in zip(
-        episodes, batch.episodes, explanation.advantages, explanation.terms, strict=True
+    for episode, entry, advantages, of_tokens, terms in zip(
+        episodes,
+        batch.episodes,
+        explanation.advantages,
+        explanation.token_advantages,
+        explanation.terms,
+        strict=True,
     ):
         if entry.trajectories:
-            branches = tuple(map(explained_branch, entry.trajectories, terms))
+            branches = tuple(map(explained_branch, entry.trajectories, terms, of_tokens))
         else:
             branches = dropped_branches(episode, batch.policy, version, max_staleness, _WITHHELD)
         rewards = episode.rewards_of(batch.policy)
@@ -111,14 +121,14 @@ def explained_episodes(
     return tuple(sorted(found, key=lambda e: (e.group, e.episode.ticket.member, e.episode.ticket.attempt)))
 
 
-def explained_branch(view: TrainTrajectory, terms: TokenTerms | None) -> ExplainedBranch:
+def explained_branch(view: TrainTrajectory, terms: TokenTerms | None, advantages: np.ndarray) -> ExplainedBranch:
     """A branch of the batch: tokens in the loss have the trainer's status, sampled ones outside it are too old."""
     statuses = _statuses(view, TokenStatus.STALE)
     selected = np.flatnonzero(view.loss_mask).tolist()
     of_selected = terms.statuses if terms is not None else (TokenStatus.NO_ADVANTAGE,) * len(selected)
     for position, status in zip(selected, of_selected, strict=True):
         statuses[position] = status
-    return ExplainedBranch(view, tuple(statuses), terms)
+    return ExplainedBranch(view, tuple(statuses), terms, advantages)
 
 
 def dropped_branches(
@@ -127,7 +137,7 @@ def dropped_branches(
     """Branches of an episode that did not reach the loss."""
     status = f"{TokenStatus.DROPPED}: {reason}"
     return tuple(
-        ExplainedBranch(view, tuple(_statuses(view, status)), None)
+        ExplainedBranch(view, tuple(_statuses(view, status)), None, None)
         for view in train_view(episode, policy, version, max_staleness)
     )
 
@@ -160,7 +170,7 @@ def _branch_rows(
             version=versions[position],
             staleness=int(branch.view.staleness[position]),
             behaviour_logprob=float(trajectory.logprobs[position]),
-            advantage=episode.advantages.get(trajectory.agent),
+            advantage=None if branch.advantages is None else float(branch.advantages[position]),
         )
         place = places.get(position)
         yield sampled if terms is None or place is None else _with_terms(sampled, terms, place)
@@ -172,5 +182,6 @@ def _with_terms(row: TokenRow, terms: TokenTerms, place: int) -> TokenRow:
         trainer_logprob=float(terms.logprobs[place]),
         ratio=float(terms.ratios[place]),
         proximal_ratio=float(terms.proximal_ratios[place]),
+        advantage=float(terms.advantages[place]),
         weight=float(terms.weights[place]),
     )

@@ -30,13 +30,14 @@ class LossTrace:
         counts = [len(sequence.selected) for sequence in part.sequences]
         ratio_S, moved_S = safe_exp(outcome.gap_S), safe_exp(outcome.moved_S)
         weights_S = outcome.weights_S.masked_fill(mismatched_S, 0.0)
-        pieces = [column.cpu().split(counts) for column in (logprobs_S.detach(), ratio_S, moved_S, weights_S)]
+        columns = logprobs_S.detach(), ratio_S, moved_S, weights_S, outcome.advantages_S
+        pieces = [column.cpu().split(counts) for column in columns]
         statuses = token_statuses(outcome, mismatched_S)
         start = 0
         for number, (index, count) in enumerate(zip(part.indices, counts, strict=True)):
-            logprobs, ratios, proximal_ratios, weights = (piece[number].numpy().copy() for piece in pieces)
+            logprobs, ratios, moved, weights, advantages = (piece[number].numpy().copy() for piece in pieces)
             of_sequence = tuple(statuses[start : start + count])
-            self._terms[index] = TokenTerms(logprobs, ratios, proximal_ratios, weights, of_sequence)
+            self._terms[index] = TokenTerms(logprobs, ratios, moved, weights, advantages, of_sequence)
             start += count
 
     def by_trajectory(

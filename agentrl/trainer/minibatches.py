@@ -10,7 +10,8 @@ import numpy as np
 
 from agentrl.algorithms.aggregation import token_scales
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.trainer.selection import batch_advantages, places_in_loss
+from agentrl.trainer.advantages import token_advantages
+from agentrl.trainer.selection import places_in_loss
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.batch import TrainBatch
 
@@ -54,7 +55,7 @@ def split_batch(
     """
     if config.minibatches * config.epochs == 1:
         return (Minibatch.of_all(sequences),)
-    places = places_in_loss(batch, batch_advantages(batch, config), config)
+    places = places_in_loss(batch, token_advantages(batch, config), config)
     trained = [n for n, e in enumerate(batch.episodes) if any(t.loss_mask.any() for t in e.trajectories)]
     parts = []
     for epoch in range(config.epochs):

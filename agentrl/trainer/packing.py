@@ -58,6 +58,7 @@ class MicroBatch:
     sequences_S: torch.Tensor
     staleness_S: torch.Tensor
     kept: tuple[torch.Tensor, torch.Tensor] | None
+    teacher_S: torch.Tensor | None = None  # NaN for sequences without; None where no sequence has any
 
     @property
     def num_tokens(self) -> int:
@@ -138,6 +139,7 @@ def pack(sequences: Sequence[TokenSequence], device: str) -> MicroBatch:
         sequences_S=torch.from_numpy(np.repeat(np.arange(len(sequences)), counts)).to(device),
         staleness_S=column("staleness", np.int64),
         kept=_kept(sequences, device),
+        teacher_S=_teacher(sequences, device),
     )
 
 
@@ -207,6 +209,15 @@ def _kept(sequences: Sequence[TokenSequence], device: str) -> tuple[torch.Tensor
         )
     kept = KeptTokens.concatenate(parts)
     return torch.from_numpy(kept.ids.astype(np.int64)).to(device), torch.from_numpy(kept.offsets).to(device)
+
+
+def _teacher(sequences: Sequence[TokenSequence], device: str) -> torch.Tensor | None:
+    if all(s.teacher_logprobs is None for s in sequences):
+        return None
+    columns = [
+        np.full(len(s.selected), np.nan) if s.teacher_logprobs is None else s.teacher_logprobs for s in sequences
+    ]
+    return torch.from_numpy(np.concatenate(columns).astype(np.float32)).to(device)
 
 
 def _nothing() -> TokenSequence:

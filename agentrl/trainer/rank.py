@@ -19,6 +19,7 @@ from agentrl.models.verification import require
 from agentrl.process.crash_points import crash_point
 from agentrl.process.server import serve
 from agentrl.trainer.adapter import stage_adapter
+from agentrl.trainer.advantages import batch_advantages, token_advantages, unscored_tokens
 from agentrl.trainer.canary import compute_canary
 from agentrl.trainer.checkpoint import restore_checkpoint, save_checkpoint, stage_weights
 from agentrl.trainer.config import TrainerConfig
@@ -27,7 +28,7 @@ from agentrl.trainer.logprob_mismatch import no_replay_gap
 from agentrl.trainer.minibatches import split_batch
 from agentrl.trainer.model import load_policy
 from agentrl.trainer.optimizer import OptimizerSet, decayed
-from agentrl.trainer.selection import batch_advantages, places_in_loss, select_sequences
+from agentrl.trainer.selection import places_in_loss, select_sequences
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.trainer.step import run_step, run_supervised
 from agentrl.trainer.verification import check_trainer
@@ -109,9 +110,14 @@ class TrainerRank:
             raise ValueError(f"a step is explained by one rank, this trainer has {self._spec.num_ranks}")
         trace = LossTrace()
         report = self._step(batch, trace, is_redo=True)
-        advantages = batch_advantages(batch, self._algorithm)
-        places = places_in_loss(batch, advantages, self._algorithm)
-        return StepExplanation(report, tuple(advantages), trace.by_trajectory(batch, places))
+        credited = token_advantages(batch, self._algorithm)
+        places = places_in_loss(batch, credited, self._algorithm)
+        return StepExplanation(
+            report=report,
+            advantages=tuple(batch_advantages(batch, self._algorithm)),
+            token_advantages=tuple(map(tuple, credited)),
+            terms=trace.by_trajectory(batch, places),
+        )
 
     def _step(self, batch: TrainBatch, trace: LossTrace | None, is_redo: bool) -> StepReport:
         if batch.version != self._version:
@@ -119,7 +125,7 @@ class TrainerRank:
         started = time.monotonic()
         sequences = select_sequences(batch, self._algorithm)
         minibatches = split_batch(batch, sequences, self._algorithm)
-        metrics = dict(_NOTHING_LEARNED)
+        metrics = {**_NOTHING_LEARNED, "trainer/unscored_tokens": float(unscored_tokens(batch, self._algorithm))}
         if sequences:
             self._canary_ids = sequences[0].token_ids[:_CANARY_TOKENS].tolist()
             temperature = self._spec.temperature

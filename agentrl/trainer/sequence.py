@@ -28,6 +28,7 @@ class TokenSequence:
     staleness: np.ndarray  # [S] steps since the weights that drew the token, 0 only where it is fresh
     kept_tokens: KeptTokens | None  # one set per selected token
     routed_experts: np.ndarray | None = None  # [L, layers, top_k] int16, -1 where unknown
+    teacher_logprobs: np.ndarray | None = None  # [S], None without a teacher's
 
 
 def replayed_fraction(sequences: Sequence[TokenSequence]) -> float:

@@ -22,7 +22,9 @@ from agentrl.trainer.packing import MicroBatch, deal, pack
 from agentrl.trainer.sequence import TokenSequence, replayed_fraction
 from agentrl.types.errors import TrainerError
 
-_SUMS = ("loss", "tokens", "clipped", "rejected", "weight", "weight_squared", "k3")
+_SUMS = (
+    "loss", "tokens", "clipped", "rejected", "weight", "weight_squared", "k3", "credit", "teacher_tokens", "teacher_gap"
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -43,7 +45,11 @@ class StepSums:
             "weight": weights_S,
             "weight_squared": weights_S.square(),
             "k3": gap_S.exp() - 1 - gap_S,
+            "credit": outcome.advantages_S[learned_S].abs(),
         }
+        if outcome.teacher_gap_S is not None:
+            known_S = learned_S & ~outcome.teacher_gap_S.isnan()
+            values |= {"teacher_tokens": known_S, "teacher_gap": outcome.teacher_gap_S[known_S]}
         for name, value in values.items():
             self.sums[name] += float(value.sum())
 
@@ -140,7 +146,7 @@ class StepRun:
 
     def _outcome(self, logprobs_S: torch.Tensor, batch: MicroBatch, proximal_S: torch.Tensor | None) -> TokenOutcome:
         columns = batch.behaviour_S, batch.advantages_S, batch.turns_S, batch.sequences_S
-        return token_outcome(logprobs_S, *columns, self.algorithm, proximal_S)
+        return token_outcome(logprobs_S, *columns, self.algorithm, proximal_S, batch.teacher_S)
 
 
 def run_step(
@@ -280,8 +286,10 @@ def _clip(policy: PolicyModel, max_norm: float) -> float:
 
 
 def _metrics(totals: dict[str, float], norms: Sequence[float]) -> dict[str, float]:
-    tokens, num_steps = max(totals["tokens"], 1.0), max(len(norms), 1)
+    tokens, num_steps, taught = max(totals["tokens"], 1.0), max(len(norms), 1), totals["teacher_tokens"]
+    teacher = {"trainer/teacher_kl_nats": totals["teacher_gap"] / taught} if taught else {}
     return {
+        **teacher,
         "trainer/loss": totals["loss"] / num_steps,
         "trainer/grad_norm": sum(norms) / num_steps,
         "trainer/optimizer_steps": float(len(norms)),
@@ -290,4 +298,5 @@ def _metrics(totals: dict[str, float], norms: Sequence[float]) -> dict[str, floa
         "trainer/rejected_fraction": totals["rejected"] / tokens,
         "trainer/effective_fraction": totals["weight"] ** 2 / (tokens * max(totals["weight_squared"], 1e-12)),
         "trainer/kl_k3_nats": totals["k3"] / tokens,
+        "trainer/advantage_abs_mean": totals["credit"] / tokens,
     }

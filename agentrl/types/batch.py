@@ -15,6 +15,27 @@ from agentrl.types.trajectory import Trajectory
 from agentrl.types.version import PolicyVersion
 
 
+@dataclass(frozen=True, slots=True)
+class CreditColumns:
+    """What the credit of a policy wants to know of each turn.
+
+    `potentials` names the scorer of turns whose values of states it uses, `teacher` the one whose log-probabilities;
+    each is empty for none. `turn_rewards` asks for the rewards of single turns.
+    """
+
+    potentials: str = ""
+    teacher: str = ""
+    turn_rewards: bool = False
+
+    @property
+    def scorer(self) -> str:
+        """The scorer of turns that it names; empty for none."""
+        return self.potentials or self.teacher
+
+
+NO_COLUMNS = CreditColumns()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainTrajectory:
     """A trajectory and which of its tokens enter the loss.
@@ -26,8 +47,9 @@ class TrainTrajectory:
 
     What scorers of turns said stands at the tokens of each turn's reply and is 0 elsewhere; it is None where the credit
     of the policy asks for none, and where the episode's scores are not complete: there the outcome alone counts.
-    `potentials` has the worth of the state that the reply was drawn from, `turn_rewards` the turn's own part of the
-    reward, `teacher_logprobs` another policy's log-probability of the token, in nats at temperature 1.
+    `potentials` has the worth of the state that the reply was drawn from, NaN for one of which the scorer says nothing
+    (the opening, as a rule), `turn_rewards` the turn's own part of the reward, `teacher_logprobs` another policy's
+    log-probability of the token, in nats at temperature 1.
     """
 
     trajectory: Trajectory

@@ -40,24 +40,28 @@ class TokenTerms:
 
     pi is the policy just before the last optimizer step that the trajectory took part in: with one optimizer step a
     batch, the policy before the step. `ratios` are pi / mu, to the policy that sampled; `proximal_ratios` pi / pi_prox,
-    to the policy before the batch's first optimizer step. `weights` multiply the loss.
+    to the policy before the batch's first optimizer step. `weights` multiply the loss. `advantages` have a teacher's
+    term in them, which depends on pi.
     """
 
     logprobs: np.ndarray  # [S] float32, log pi in nats
     ratios: np.ndarray  # [S] float32
     proximal_ratios: np.ndarray  # [S] float32, 1 with one optimizer step a batch
     weights: np.ndarray  # [S] float32, 0 where mismatched
+    advantages: np.ndarray  # [S] float32
     statuses: tuple[TokenStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepExplanation:
-    """A step's report, the advantages of each episode, and what the loss made of each trajectory.
+    """A step's report, the advantages of each episode's outcome, and what the loss made of each trajectory.
 
-    `advantages` are by agent, under the empty name where one acts.
-    `terms` are by episode and trajectory of the batch, None where a trajectory was left out of the computation.
+    `advantages` are by agent, under the empty name where one acts. By episode and trajectory of the batch are
+    `token_advantages`, [L] float32 as the rule of credit has them, and `terms`, None where a trajectory was left out of
+    the computation.
     """
 
     report: StepReport
     advantages: tuple[dict[str, float], ...]
+    token_advantages: tuple[tuple[np.ndarray, ...], ...]
     terms: tuple[tuple[TokenTerms | None, ...], ...]

@@ -11,6 +11,8 @@ import numpy as np
 
 from agentrl.types.errors import Boundary, EpisodeError, Failure
 
+DIGEST_BYTES = 12
+
 
 @dataclass(frozen=True, slots=True)
 class TurnKey:
@@ -95,4 +97,4 @@ def check_turn_score(turn: ScoredTurn, score: TurnScore) -> TurnScore:
 
 def token_digest(token_ids: np.ndarray) -> str:
     """Digest of a token prefix."""
-    return hashlib.blake2b(np.ascontiguousarray(token_ids, np.int32).tobytes(), digest_size=12).hexdigest()
+    return hashlib.blake2b(np.ascontiguousarray(token_ids, np.int32).tobytes(), digest_size=DIGEST_BYTES).hexdigest()

@@ -30,8 +30,9 @@ def episodes() -> tuple[ExplainedEpisode, ...]:
     """One with a kept, a clipped and two stale tokens behind a prompt of three, and one that failed."""
     episode = build_episode(build_ticket("train-000000-0"), [(2, 0), (2, 2)], reward=1.0)
     (view,) = train_view(episode, "main", V2, max_staleness=1)
-    columns = (np.array(values, np.float32) for values in ([-0.25, -0.125], [1.28, 1.5], [0.75, 2.0], [1.0, 1.0]))
-    branch = explained_branch(view, TokenTerms(*columns, (TokenStatus.KEPT, TokenStatus.CLIPPED_HIGH)))
+    of_tokens = [-0.25, -0.125], [1.28, 1.5], [0.75, 2.0], [1.0, 1.0], [0.5, 0.5]
+    terms = TokenTerms(*(np.array(v, np.float32) for v in of_tokens), (TokenStatus.KEPT, TokenStatus.CLIPPED_HIGH))
+    branch = explained_branch(view, terms, np.full(len(view.loss_mask), 0.5, np.float32))
     failed = build_episode(build_ticket("train-000000-1", member=1), [(4, 0)], reward=None)
     dropped = dropped_branches(failed, "main", V2, 1, "environment_died")
     return (

@@ -164,8 +164,8 @@ def two_turns() -> Episode:
 
 def test_a_token_older_than_the_bound_is_stale_and_context_is_prompt():
     (view,) = train_view(two_turns(), "main", V3, max_staleness=1)
-    terms = TokenTerms(*(np.array([1.0, 2.0], np.float32),) * 4, (TokenStatus.REJECTED, TokenStatus.CLIPPED_HIGH))
-    branch = explained_branch(view, terms)
+    terms = TokenTerms(*(np.array([1.0, 2.0], np.float32),) * 5, (TokenStatus.REJECTED, TokenStatus.CLIPPED_HIGH))
+    branch = explained_branch(view, terms, np.zeros(10))
     assert branch.statuses == (
         *["prompt"] * 3, *["masked: stale"] * 3, *["prompt"] * 2, "rejected", "clipped: high"
     )  # fmt: skip
@@ -173,13 +173,13 @@ def test_a_token_older_than_the_bound_is_stale_and_context_is_prompt():
 
 def test_a_token_at_the_bound_is_not_stale():
     (view,) = train_view(two_turns(), "main", V3, max_staleness=2)
-    terms = TokenTerms(*(np.ones(5, np.float32),) * 4, (TokenStatus.KEPT,) * 5)
-    assert explained_branch(view, terms).statuses.count(TokenStatus.STALE) == 0
+    terms = TokenTerms(*(np.ones(5, np.float32),) * 5, (TokenStatus.KEPT,) * 5)
+    assert explained_branch(view, terms, np.zeros(10)).statuses.count(TokenStatus.STALE) == 0
 
 
 def test_what_the_trainer_left_out_had_no_advantage():
     (view,) = train_view(two_turns(), "main", V3, max_staleness=1)
-    statuses = explained_branch(view, None).statuses
+    statuses = explained_branch(view, None, np.zeros(10)).statuses
     counted = (TokenStatus.PROMPT, TokenStatus.STALE, TokenStatus.NO_ADVANTAGE)
     assert [statuses.count(status) for status in counted] == [5, 3, 2]
 
@@ -191,14 +191,18 @@ def test_sampled_tokens_of_an_episode_that_is_not_in_the_loss_have_its_reason():
 
 def test_rows_say_of_each_token_what_is_known_and_nothing_else():
     (view,) = train_view(two_turns(), "main", V3, max_staleness=1)
-    columns = (np.array(values, np.float32) for values in ([-0.75, -0.25], [0.78, 1.28], [0.9, 1.1], [0.5, 0.0]))
-    branch = explained_branch(view, TokenTerms(*columns, (TokenStatus.KEPT, TokenStatus.REJECTED)))
+    of_tokens = [-0.75, -0.25], [0.78, 1.28], [0.9, 1.1], [0.5, 0.0], [-0.125, 0.25]
+    columns = (np.array(values, np.float32) for values in of_tokens)
+    credited = np.array([9, 9, 9, -0.5, -0.5, -0.5, 9, 9, -0.75, -0.75], np.float32)
+    branch = explained_branch(view, TokenTerms(*columns, (TokenStatus.KEPT, TokenStatus.REJECTED)), credited)
     rows = list(token_rows(ExplainedEpisode(two_turns(), 0, {"agent": 0.0}, {"agent": -0.5}, (branch,)), str))
     assert [row.position for row in rows] == list(range(10))
     prompt, stale, kept, rejected = rows[0], rows[3], rows[8], rows[9]
     assert (prompt.text, prompt.status, prompt.version, prompt.advantage) == ("10", "prompt", None, None)
     assert (stale.version, stale.staleness, stale.behaviour_logprob, stale.trainer_logprob) == ("0.1", 2, -0.5, None)
-    assert (kept.turn, kept.version, kept.staleness, kept.advantage) == (1, "0.3", 0, -0.5)
+    assert (kept.turn, kept.version, kept.staleness) == (1, "0.3", 0)
+    # What the loss had, with a teacher's term in it; of a token that was not computed what the rule of credit says.
+    assert (kept.advantage, rejected.advantage, stale.advantage) == (-0.125, 0.25, -0.5)
     assert (kept.trainer_logprob, kept.ratio, kept.weight) == pytest.approx((-0.75, 0.78, 0.5))
     assert kept.proximal_ratio == pytest.approx(0.9)
     assert (rejected.status, rejected.weight) == ("rejected", 0.0)
@@ -208,7 +212,7 @@ def test_tokens_of_all_branches_are_counted():
     episode = two_turns()
     fork = dataclasses.replace(episode.nodes[3], index=4, parent=2)
     views = train_view(dataclasses.replace(episode, nodes=(*episode.nodes, fork)), "main", V3, max_staleness=5)
-    found = ExplainedEpisode(episode, 0, {}, {}, tuple(explained_branch(view, None) for view in views))
+    found = ExplainedEpisode(episode, 0, {}, {}, tuple(explained_branch(view, None, np.zeros(10)) for view in views))
     assert found.count() == {"prompt": 3 + 2 + 3 + 2, "skipped: no advantage": 3 + 2 + 3 + 2}
 
 
@@ -220,8 +224,10 @@ def test_an_episode_that_is_withheld_keeps_its_advantage_and_loses_its_tokens():
     config = BufferConfig(group_size=3, groups_per_step=1, max_staleness=1, staleness="withhold")
     taken = TakenStep("main", V3, (group,))
     batch = build_batch(taken.groups, "main", V3, config)
-    terms = TokenTerms(*(np.ones(4, np.float32),) * 4, (TokenStatus.KEPT,) * 4)
-    explanation = StepExplanation(StepReport(V3.next()), ({"": 1.0}, {"": -1.0}), ((), (terms,)))
+    terms = TokenTerms(*(np.ones(4, np.float32),) * 5, (TokenStatus.KEPT,) * 4)
+    explanation = StepExplanation(
+        StepReport(V3.next()), ({"": 1.0}, {"": -1.0}), ((), (np.full(7, -1.0),)), ((), (terms,))
+    )
     found = explained_episodes(taken, batch, explanation, [(0, failed, "engine_died")], max_staleness=1)
     of_each = [(e.episode.ticket.member, e.rewards, e.advantages) for e in found]
     assert of_each == [(0, {"agent": 1.0}, {"agent": 1.0}), (1, {"agent": 0.0}, {"agent": -1.0}), (2, {}, {})]

@@ -7,7 +7,8 @@ import pytest
 
 from agentrl.algorithms.config import AlgorithmConfig, DppoConfig
 from agentrl.testing.builders import build_episode, build_ticket
-from agentrl.trainer.selection import batch_advantages, select_sequences
+from agentrl.trainer.advantages import batch_advantages
+from agentrl.trainer.selection import select_sequences
 from agentrl.trainer.sequence import supervised_sequence
 from agentrl.types.batch import TrainBatch, TrainEpisode, TrainTrajectory
 from agentrl.types.generation import KeptTokens
