@@ -65,7 +65,7 @@ class TeacherCreditConfig(ConfigModel):
     weight: Annotated[float, Field(gt=0)] = 1.0
     """What log pi_T - log pi of a token counts in its advantage."""
     outcome_weight: Annotated[float, Field(ge=0)] = 1.0
-    """What the advantage of the outcome counts; 0 distils alone, and needs neither rewards nor groups."""
+    """What the advantage of the outcome counts; 0 distils alone, and needs no groups."""
 
 
 CreditConfig = Annotated[

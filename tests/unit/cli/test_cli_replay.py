@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,12 +53,17 @@ def joined(lines: list[list[str]]) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model: Path) -> Path:
+def algorithm() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Path, algorithm: dict[str, Any]) -> Path:
     table = {
         "name": "demo",
         "steps": 5,
         "runs_folder": tmp_path,
-        "policies": {"main": {"model": tiny_model}},
+        "policies": {"main": {"model": tiny_model, "algorithm": algorithm}},
         "environment": {"name": "sql"},
     }
     return RunDirectory.create(RunConfig.model_validate(table)).path
@@ -96,6 +102,14 @@ def test_the_rules_that_decided_are_named(show):
     rules = joined(show(replay_of(LOSS)))
     assert "loss ppo clip_low=0.2 clip_high=0.28 proximal=recomputed" in rules
     assert "max_staleness=4" in rules
+    assert "credit" not in rules
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"advantage": "leave_one_out", "credit": {"kind": "turn_leave_one_out", "gamma": 0.5}}]
+)
+def test_a_rule_of_credit_is_named_too(show):
+    assert "credit turn_leave_one_out gamma=0.5 scorer=; loss" in joined(show(replay_of(LOSS)))
 
 
 def test_values_that_are_equal_are_said_to_be(show):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -101,6 +102,26 @@ def test_the_explained_step_is_the_step(rank, batch, tiny_model, tmp_path):
     metrics = {name: value for name, value in report.metrics.items() if not name.endswith("_s")}
     assert {name: explained.report.metrics[name] for name in metrics} == metrics
     assert other.stage(PolicyVersion(0, 1), str(tmp_path / "plain")).checksums == weights
+
+
+def test_each_token_has_the_advantage_that_its_rule_of_credit_gives_it(tiny_model, tmp_path, batch):
+    """The n-th turn of one episode has the potential n: what its outcome has less n."""
+    credit = AlgorithmConfig(advantage="leave_one_out", credit={"kind": "shaping", "scorer": "prm"})
+    rank = TrainerRank(msgspec.structs.replace(spec_of(tiny_model, tmp_path), algorithm=credit.model_dump()))
+    rank.load()
+    chosen = next(n for n, e in enumerate(batch.episodes[:5]) if e.trajectories[0].trajectory.turns.max() > 0)
+    (trained,) = batch.episodes[chosen].trajectories
+    turns, sampled = trained.trajectory.turns, trained.trajectory.sampled
+    scored = dataclasses.replace(trained, potentials=np.maximum(turns, 0).astype(np.float32))
+    episodes = list(batch.episodes)
+    episodes[chosen] = dataclasses.replace(episodes[chosen], trajectories=(scored,))
+    explained = rank.explain_step(dataclasses.replace(batch, episodes=tuple(episodes)))
+    dist.destroy_process_group()
+    of_outcome = explained.advantages[chosen][""]
+    assert of_outcome != 0
+    ((of_tokens,), (terms,)) = explained.token_advantages[chosen], explained.terms[chosen]
+    assert of_tokens[sampled] == pytest.approx(of_outcome - turns[sampled])
+    assert terms.advantages == pytest.approx(of_outcome - turns[trained.loss_mask])
 
 
 def test_one_of_several_ranks_explains_nothing(tiny_model, tmp_path, batch):
