@@ -306,7 +306,11 @@ class RunConfig(ConfigModel):
     def required_scorers(self, environment: str) -> tuple[str, ...]:
         """Scorers that an episode must have heard of: they make its reward, or the credit of a policy goes by them."""
         scorers = self.environments[environment].scorers
-        return tuple(scorer.name for scorer in scorers if scorer.weight)
+        credits = (self.policies[policy].algorithm.credit for policy in self.trained_in(environment))
+        needed = {scorer.name for scorer in scorers if scorer.weight} | {credit_columns(c).scorer for c in credits}
+        for scorer in reversed(in_order(s for s in scorers if isinstance(s, CombinedConfig))):
+            needed |= set(scorer.sources) if scorer.name in needed else set()
+        return tuple(scorer.name for scorer in scorers if scorer.name in needed)
 
     def trained_in(self, environment: str) -> tuple[str, ...]:
         """Policies that are trained on an environment's episodes."""

@@ -21,13 +21,14 @@ from agentrl.rollouts.episode_log import EpisodeJournal
 from agentrl.rollouts.programs import Gateway
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
+from agentrl.scorers.combined import CombinedConfig, in_order
 from agentrl.scorers.config import FunctionScorerConfig, VerifierConfig
 from agentrl.scorers.definition import ScorerSetting, ServedPolicy, TurnScorerConfig
 from agentrl.scorers.function import FunctionScorer
 from agentrl.scorers.verifier import Verifier
 from agentrl.scoring.feed import TurnFeed
 from agentrl.scoring.queue import ScorerQueue
-from agentrl.scoring.tier import Known, ScoringTier
+from agentrl.scoring.tier import Judges, Known, ScoringTier
 from agentrl.scoring.workers import worker_start
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import EnvironmentDescription
@@ -138,12 +139,21 @@ def build_tier(
         return shared[settings]
 
     queues = {
-        name: [queue(scorer) for scorer in section.scorers if isinstance(scorer, TurnScorerConfig)]
+        name: [queue(scorer) for scorer in _of_turns(section) if not isinstance(scorer, CombinedConfig)]
+        for name, section in config.environments.items()
+    }
+    combined = {
+        name: in_order(scorer for scorer in section.scorers if isinstance(scorer, CombinedConfig))
         for name, section in config.environments.items()
     }
     feed = TurnFeed(lambda environment, agent: config.agents_of(environment)[agent])
     required = {name: frozenset(config.required_scorers(name)) for name in queues}
-    return ScoringTier({name: found for name, found in queues.items() if found}, required, feed, journal, known)
+    judges = {name: Judges(queues[name], combined[name], required[name]) for name in config.environments}
+    return ScoringTier(judges, feed, journal, known)
+
+
+def _of_turns(section: EnvironmentSection) -> list[TurnScorerConfig]:
+    return [scorer for scorer in section.scorers if isinstance(scorer, TurnScorerConfig)]
 
 
 def build_scorers(config: RunConfig) -> dict[str, list[LateScorer]]:

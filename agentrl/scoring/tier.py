@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from agentrl.buffer.step_journal import StepJournal
+from agentrl.scorers.combined import CombinedConfig, combine
 from agentrl.scorers.definition import TurnScorerConfig
 from agentrl.scoring.feed import TurnFeed
 from agentrl.scoring.queue import ScorerQueue
@@ -24,31 +25,42 @@ Known = dict[str, dict[str, dict[TurnKey, TurnScore]]]
 _ASK_AGAIN_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """The scorers of turns of one environment: those that are asked, those made of their scores, in order.
+
+    `required` names all scorers that a reward or the credit of a policy needs; the others only record.
+    """
+
+    queues: Sequence[ScorerQueue]
+    combined: Sequence[CombinedConfig]
+    required: frozenset[str]
+
+
 class ScoringTier:
     """Has the turns of episodes judged while they are played, by the scorers of their environments.
 
-    `queues` are by environment. `known` is what a run that goes on has on record of the episodes in flight: such turns
-    are not asked about. `required` names, by environment, the scorers that a reward or the credit of a policy needs;
-    the others only record.
+    `judges` are by environment. `known` is what a run that goes on has on record of the episodes in flight: such turns
+    are not asked about.
     """
 
     def __init__(
         self,
-        queues: Mapping[str, Sequence[ScorerQueue]],
-        required: Mapping[str, frozenset[str]],
+        judges: Mapping[str, Judges],
         feed: TurnFeed,
         journal: StepJournal,
         known: Known,
     ) -> None:
-        self._queues, self._required, self._feed, self._journal = dict(queues), dict(required), feed, journal
+        self._judges, self._feed, self._journal = dict(judges), feed, journal
         self._known = dict(known)
         self._asked: dict[str, dict[str, dict[TurnKey, asyncio.Future[TurnScore]]]] = {}
-        self._trends = {queue.config.name: ScoreTrends(queue.config) for queue in self._all()}
+        configs = [s for j in judges.values() for s in (*(queue.config for queue in j.queues), *j.combined)]
+        self._trends = {config.name: ScoreTrends(config) for config in configs}
         self._held_admission_s = 0.0
 
     def played(self, ticket: Ticket, event: TurnPlayed) -> None:
         """A turn is on record: ask about it while the episode goes on."""
-        queues = self._queues.get(ticket.environment, ())
+        queues = self._judges[ticket.environment].queues
         turn = self._feed.add(ticket, event) if queues else None
         if turn is not None:
             for queue in queues:
@@ -82,13 +94,14 @@ class ScoringTier:
             StorageError: the journal cannot be written.
         """
         self._feed.forget(episode.episode_id)
-        environment, known = episode.ticket.environment, {record.scorer for record in episode.scores}
-        queues = [
-            queue
-            for queue in self._queues.get(environment, ())
-            if queue.config.name not in known and (queue.config.name in self._required[environment]) == is_required
-        ]
-        if episode.failure is not None or not queues:
+        judges, known = self._judges[episode.ticket.environment], {record.scorer for record in episode.scores}
+
+        def is_wanted(config: TurnScorerConfig) -> bool:
+            return config.name not in known and (config.name in judges.required) == is_required
+
+        queues = [queue for queue in judges.queues if is_wanted(queue.config)]
+        combined = [config for config in judges.combined if is_wanted(config)]
+        if episode.failure is not None or not (queues or combined):
             return episode
         on_record = self._known.setdefault(episode.episode_id, {})
         for name, scores in episode.turn_scores.items():
@@ -97,8 +110,10 @@ class ScoringTier:
         given = {queue.config.name: scores for queue, (scores, _) in zip(queues, found, strict=True) if scores}
         judged = with_scores(episode, [*episode.scores, *(record for _, record in found)])
         judged = replace(judged, turn_scores={**episode.turn_scores, **given})
-        for name, scores in given.items():
-            self._trends[name].add(scores, judged.reward)
+        for config in combined:
+            judged = await self._combine(config, judged)
+        for name in [config.name for config in (*(queue.config for queue in queues), *combined)]:
+            self._trends[name].add(judged.turn_scores.get(name, ()), judged.reward)
         return judged
 
     def forget(self, episode_id: str) -> None:
@@ -111,13 +126,27 @@ class ScoringTier:
 
     def metrics(self) -> dict[str, float]:
         """What is counted of all scorers."""
-        found: dict[str, float] = {"scorer/held_admission_s": self._held_admission_s} if self._queues else {}
+        found: dict[str, float] = {"scorer/held_admission_s": self._held_admission_s} if self._trends else {}
         for queue in self._all():
-            found |= queue.metrics() | self._trends[queue.config.name].metrics()
+            found |= queue.metrics()
+        for trends in self._trends.values():
+            found |= trends.metrics()
         return found
 
     def _all(self) -> Iterable[ScorerQueue]:
-        return dict.fromkeys(queue for queues in self._queues.values() for queue in queues)
+        return dict.fromkeys(queue for judges in self._judges.values() for queue in judges.queues)
+
+    async def _combine(self, config: CombinedConfig, episode: Episode) -> Episode:
+        """The episode with a score that is made of others. Raises StorageError."""
+        scores, failure = combine(config, episode), None
+        if scores is None:
+            failure = Failure(Boundary.SCORER, "parts", f"a part of {config.name} was not scored, or failed")
+        failure = failure or next((score.failure for score in scores or () if score.failure is not None), None)
+        whole = tuple(score for score in scores or () if score.failure is None)
+        await self._journal.turns_scored(config.name, whole)
+        record = await self._record(config, episode.episode_id, whole, failure)
+        judged = with_scores(episode, [*episode.scores, record])
+        return replace(judged, turn_scores={**judged.turn_scores, config.name: whole})
 
     def _ask(self, queue: ScorerQueue, turn: ScoredTurn) -> None:
         """Ask about a turn unless its score is known, or the scorer is not for its policy."""
