@@ -374,8 +374,8 @@ class Runtime(EngineKeeper, Closing, Protocol):
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> Sequence[Engine]:
         """The engines that serve a policy's rollouts."""
 
-    async def start_evaluation_engine(self, policy: str, model: Path, version: PolicyVersion) -> Engine:
-        """An engine apart from the rollouts'."""
+    async def start_side_engine(self, role: str, policy: str, model: Path, version: PolicyVersion) -> Engine:
+        """An engine of a policy apart from the rollouts', for evaluations or a scorer; nothing replaces it."""
 
     async def start_trainer(self, policy: str, model: Path, version: PolicyVersion) -> Trainer:
         """The ranks that train a policy."""

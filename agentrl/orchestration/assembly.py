@@ -16,6 +16,7 @@ from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.step_journal import NoStepJournal
 from agentrl.buffer.tasks import TaskFeed
 from agentrl.inference.config import AttachedEngineConfig
+from agentrl.inference.fleet import Fleet
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator, Exam
 from agentrl.orchestration.local import LocalRuntime
@@ -30,6 +31,8 @@ from agentrl.orchestration.worker_assembly import build_evaluation_pool, build_p
 from agentrl.orchestration.worker_pool import WorkerPool
 from agentrl.protocols import EnvironmentHost, Runtime, Trainer
 from agentrl.sandbox.starting import SandboxKeeper, sandboxes
+from agentrl.scorers.self_teacher import SelfTeacherConfig
+from agentrl.scoring.snapshots import SnapshotTeacher
 from agentrl.scoring.tier import ScoringTier
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Canary, WeightsManifest
@@ -80,6 +83,8 @@ class RunParts:
     observer: RunObserver
     journal: RunJournal
     keeper: SandboxKeeper
+    snapshots: tuple[SnapshotTeacher, ...] = ()
+    """Earlier versions of policies that teach them."""
     services: tuple[Service, ...] = ()
     """Loops that look after engines and tasks as long as the run lasts."""
 
@@ -185,7 +190,8 @@ class _Assembly:
         )
         buffer.restore(journal.recovered)
         routers = {name: parts.serving.router for name, parts in policies.items()}
-        tier = await self._open_tier(policies)
+        snapshots = await self._start_snapshots()
+        tier = await self._open_tier(policies, snapshots)
         services = [service for parts in policies.values() for service in parts.serving.services]
         return RunParts(
             config=config,
@@ -202,14 +208,30 @@ class _Assembly:
             observer=self.observer,
             journal=journal,
             keeper=self.keeper,
-            services=(*services, feed.run, tier.run),
+            snapshots=tuple(snapshots.values()),
+            services=(*services, feed.run, tier.run, *(snapshot.run for snapshot in snapshots.values())),
         )
 
-    async def _open_tier(self, policies: Mapping[str, PolicyParts]) -> ScoringTier:
+    async def _start_snapshots(self) -> dict[str, SnapshotTeacher]:
+        """The engines of earlier versions, by the scorer that asks them. Raises ConfigError or EngineError."""
+        found = {}
+        for scorer in (s for s in self.config.turn_scorers() if isinstance(s, SelfTeacherConfig)):
+            policy = scorer.policy
+            if policy not in self.config.trained:
+                raise ConfigError(f"scorer '{scorer.name}': no trained policy '{policy}' to be its own teacher")
+            model, version = _first_model(self.config, self.start, policy), self.start.versions[policy]
+            engine = await self.runtime.start_side_engine(scorer.name, policy, model, version)
+            transport = evaluation_transport(self.config.policies[policy])
+            found[scorer.name] = SnapshotTeacher(scorer, Fleet([engine], version), transport)
+        return found
+
+    async def _open_tier(
+        self, policies: Mapping[str, PolicyParts], snapshots: Mapping[str, SnapshotTeacher]
+    ) -> ScoringTier:
         """The scorers of turns, ready. Raises ConfigError."""
         fleets = {name: parts.serving.fleet for name, parts in policies.items()}
         journal = self.journal
-        tier = build_tier(self.config, fleets, self.run.logs, journal.buffer, journal.turn_scores())
+        tier = build_tier(self.config, fleets, snapshots, self.run.logs, journal.buffer, journal.turn_scores())
         try:
             await tier.open()
         except EpisodeError as error:
@@ -306,7 +328,7 @@ async def start_evaluator(
     """An evaluator with an engine of its own for each policy. Raises ConfigError or EngineError."""
     names = list(config.policies)
     started = await asyncio.gather(
-        *(runtime.start_evaluation_engine(name, models[name], versions[name]) for name in names)
+        *(runtime.start_side_engine("evaluation", name, models[name], versions[name]) for name in names)
     )
     engines = dict(zip(names, started, strict=True))
     exam = Exam(

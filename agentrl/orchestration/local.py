@@ -45,16 +45,16 @@ class LocalRuntime:
         )
         return list(await asyncio.gather(*starts))
 
-    async def start_evaluation_engine(self, policy: str, model: Path, version: PolicyVersion) -> Engine:
-        """An engine apart from the rollouts', whose weights evaluation alone decides."""
-        name = f"engine-{policy}-evaluation"
+    async def start_side_engine(self, role: str, policy: str, model: Path, version: PolicyVersion) -> Engine:
+        """An engine apart from the rollouts', whose weights whoever asks for it alone decides."""
+        name = f"engine-{policy}-{role}"
         config = self._policy(policy).engine
         if isinstance(config, AttachedEngineConfig):
             raise ConfigError(
-                "evaluation needs an engine of its own, which an attached engine cannot be; "
-                "set evaluation.interval_steps=0 and evaluation.final_tasks=0"
+                f"{role} needs an engine of its own, which an attached engine cannot be; set "
+                "evaluation.interval_steps=0 and evaluation.final_tasks=0, and have no self_teacher"
             )
-        # Nothing is in flight between evaluations, and no request names a part of the cache: it must be flushed.
+        # Nothing is in flight when it takes weights, and no request names a part of the cache: it must be flushed.
         engine = await self._launch(policy, name, model, version, config.count, PauseMode.ABORT)
         self._watches.append(asyncio.create_task(self._report_end(name), name=f"watch-{name}"))
         return engine

@@ -23,7 +23,7 @@ from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.runner import EpisodeRunner, Player
 from agentrl.scorers.combined import CombinedConfig, in_order
 from agentrl.scorers.config import FunctionScorerConfig, VerifierConfig
-from agentrl.scorers.definition import ScorerSetting, ServedPolicy, TurnScorerConfig
+from agentrl.scorers.definition import ScorerSetting, ServedPolicy, Snapshot, TurnScorerConfig
 from agentrl.scorers.function import FunctionScorer
 from agentrl.scorers.verifier import Verifier
 from agentrl.scoring.feed import TurnFeed
@@ -120,7 +120,12 @@ def build_runners(
 
 
 def build_tier(
-    config: RunConfig, fleets: Mapping[str, Fleet], logs: Path, journal: StepJournal, known: Known
+    config: RunConfig,
+    fleets: Mapping[str, Fleet],
+    snapshots: Mapping[str, Snapshot],
+    logs: Path,
+    journal: StepJournal,
+    known: Known,
 ) -> ScoringTier:
     """The scorers of turns of each environment, not opened yet; environments that say the same share one.
 
@@ -134,7 +139,7 @@ def build_tier(
         settings = scorer.model_dump_json()
         if settings not in shared:
             models = {policy: config.policies[policy].model for policy in scorer.policies or acting}
-            setting = ScorerSetting(models, {name: served[name] for name in scorer.uses_policies()})
+            setting = ScorerSetting(models, {name: served[name] for name in scorer.uses_policies()}, snapshots)
             shared[settings] = ScorerQueue(scorer, worker_start(scorer, setting, logs), journal.turns_scored)
         return shared[settings]
 

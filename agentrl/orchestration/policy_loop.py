@@ -28,6 +28,7 @@ class PolicyLoop:
         self.policy, self._parts, self._stop = policy, parts, stop
         self._config, self._buffer, self._recorder = parts.config, parts.buffer, parts.recorder
         self._trainer = parts.trainer(policy)
+        self._snapshots = [snapshot for snapshot in parts.snapshots if snapshot.config.policy == policy]
         self._untrained = UntrainedSteps(parts.config.buffer_of(policy))
         self._has_staged = asyncio.Event()
         self.version = parts.start.versions[policy]
@@ -81,6 +82,8 @@ class PolicyLoop:
             crash_point("publish.done")
             self._recorder.record_publish(self.policy, list(receipts))
             await self._buffer.loaded(self.policy, manifest.version)
+            for snapshot in self._snapshots:
+                snapshot.published(manifest)
             self._prune()
 
     def _check_has_tokens(self, batch: TrainBatch) -> None:
@@ -115,4 +118,5 @@ class PolicyLoop:
     def _prune(self) -> None:
         newest = {self.staged.path} if self.staged is not None else set()
         keep = self._config.policies[self.policy].publish.keep_versions
-        self._parts.run.prune_weights(self.policy, keep, newest.union(self.pinned))
+        taught = {path for snapshot in self._snapshots for path in snapshot.pinned}
+        self._parts.run.prune_weights(self.policy, keep, newest | taught | set(self.pinned))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -70,6 +71,10 @@ class TurnScorerConfig(ConfigModel):
         """Policies whose engines it asks, though no agent may act by them."""
         return ()
 
+    def snapshots_of(self) -> str:
+        """The policy whose earlier versions an engine of the scorer's own is to serve; empty for none."""
+        return ""
+
 
 UNREACHABLE = "unreachable"
 """Kind of a scorer's failure that says that nothing was sent: such turns are sent again."""
@@ -80,6 +85,15 @@ def nothing_to_check(config: TurnScorerConfig) -> None:
 
 
 Options = TypeVar("Options", bound=TurnScorerConfig)
+
+
+class Snapshot(Protocol):
+    """An engine that serves an earlier version of a policy, and takes later ones now and then."""
+
+    fleet: Fleet
+
+    def scoring(self) -> AbstractAsyncContextManager[None]:
+        """Score a turn within the block, by one version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +109,13 @@ class ScorerSetting:
     """What a scorer may know of the run that it judges for.
 
     `models` has the model folder of each policy whose turns it judges; the turns are of its tokenizer. `served` has the
-    policies that it asked for by `uses_policies`; there are none in a process of its own.
+    policies that it asked for by `uses_policies`, `snapshots` the engines of `snapshots_of` by the scorer's name; there
+    are none in a process of its own.
     """
 
     models: Mapping[str, Path]
     served: Mapping[str, ServedPolicy] = field(default_factory=dict)
+    snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ async def test_the_evaluations_engine_keeps_no_cache_of_older_weights_where_roll
     settings["policies"]["main"] |= {"model": str(tiny_model), "publish": {"pause_mode": "in_place"}}
     runtime = LocalRuntime(parse_config(RunConfig, settings, "test"), tmp_path)
     try:
-        engine = await runtime.start_evaluation_engine("main", tiny_model, FIRST)
+        engine = await runtime.start_side_engine("evaluation", "main", tiny_model, FIRST)
         await engine.pause()
         assert (await engine.model_info())["paused"] == "abort"
     finally:
