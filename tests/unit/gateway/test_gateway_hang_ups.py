@@ -159,17 +159,20 @@ async def test_nothing_is_drawn_for_who_hangs_up_before_it_is_known_whether_its_
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_an_answer_to_who_has_closed_before_it_was_written_is_given_again(chat, run):
-    callers = []
+    callers, gone = [], []
     build = ChatDialect.answer
 
     def answer(*arguments):
-        callers[0].socket.close()
+        while callers:
+            gone.append(callers.pop())
+            gone[0].socket.shutdown(socket.SHUT_WR)  # as a relay tells of a client that is gone
         return build(*arguments)
 
     async def agent(access):
         callers.append(Caller(access, ASKED))
         with mock.patch.object(ChatDialect, "answer", answer):
             assert (await raw(access, "/v1/chat/completions", ASKED)).status_code == 200
+        gone[0].socket.close()
 
     episode = run(play(chat, ScriptedEngine(chat, script), agent))
     assert (len(episode.turns), episode.counts["sent_again"], "unheard" in episode.counts) == (1, 1, False)
