@@ -31,12 +31,14 @@ def with_turn_columns(
     """The trajectories of one policy's agents in an episode with the columns that its credit asks for.
 
     Scores are laid for all of these agents' turns or for none: an episode of which the scorer failed, or is missing,
-    in one turn has no such column, and its outcome alone counts.
+    in one turn has no such column, and its outcome alone counts. So it is with one whose record says that the scorer
+    was late: what it said after all, once a step had taken the episode, must not make another batch of a redo.
     """
     if wanted.turn_rewards:
         rewards = turn_rewards(episode)
         trajectories = tuple(replace(t, turn_rewards=_rewards_column(t.trajectory, rewards)) for t in trajectories)
-    if not wanted.scorer:
+    was_late = any(record.scorer == wanted.scorer and record.failure is not None for record in episode.scores)
+    if not wanted.scorer or was_late:
         return trajectories
     scores = {score.key: score for score in episode.turn_scores.get(wanted.scorer, ())}
     columns = [_column(episode.episode_id, t.trajectory, scores, wanted) for t in trajectories]

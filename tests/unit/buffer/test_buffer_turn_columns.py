@@ -78,6 +78,15 @@ def test_a_score_of_other_tokens_joins_no_turn():
     assert views(episode, CreditColumns(potentials="another"))[0].potentials is None
 
 
+def test_scores_that_came_after_their_episode_had_gone_on_without_them_are_not_laid():
+    episode = episode_with("prm", *[{"value": 0.5}] * 3)
+    late = Failure(Boundary.TIMEOUT, "scorer.prm", "1 of 3 turns were not scored in time")
+    for failure, is_laid in ((None, True), (late, False)):
+        record = ScoreRecord("prm", None if failure else Score(0.5), 0.0, failure)
+        found = dataclasses.replace(episode, scores=(ScoreRecord("verifier", Score(1.0)), record))
+        assert (views(found, POTENTIALS)[0].potentials is not None) == is_laid
+
+
 def test_a_teachers_log_probabilities_lie_at_the_tokens_that_they_are_of():
     said = [{"logprobs": np.array(values, np.float32)} for values in ([-1, -2], [-3, -4, -5], [-6])]
     (view,) = views(episode_with("big", *said), TEACHER)

@@ -65,6 +65,11 @@ def test_a_scorer_that_no_environment_of_the_policy_has_is_named(credit):
         config({**credit, "scorer": "verifier"})
 
 
+def test_an_episode_waits_for_the_scorer_that_its_credit_goes_by_and_for_no_other_without_weight():
+    assert config(SHAPING, "prm", "other").required_scorers("sql") == ("verifier", "prm")
+    assert config({"kind": "outcome"}, "prm", "other").required_scorers("sql") == ("verifier",)
+
+
 @pytest.mark.parametrize("credit", [{"kind": "outcome"}, {"kind": "same_state"}, {"kind": "turn_leave_one_out"}])
 def test_rules_that_name_no_scorer_need_none(credit):
     assert credit_columns(config(credit).policies["main"].algorithm.credit).scorer == ""
