@@ -87,19 +87,24 @@ class RewardModel:
             )
 
 
+def use_device(where: str, device: str, threads: int) -> None:
+    """Compute with so many cores in this process. Raises ConfigError, which says `where`, if the device is not here."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{where}: device is cuda, and PyTorch finds none here; set it to cpu")
+    torch.set_num_threads(threads)
+
+
 def head_outputs(
     network: PreTrainedModel, contexts: Sequence[np.ndarray], positions: Sequence[Sequence[int]], device: str
 ) -> torch.Tensor:
     """What the head `score` says, [P, labels], of each context at its positions, one context after the other."""
     longest = max(len(ids) for ids in contexts)
     ids_NL = torch.zeros(len(contexts), longest, dtype=torch.long)
-    mask_NL = torch.zeros(len(contexts), longest, dtype=torch.long)
     for row, ids in enumerate(contexts):
         ids_NL[row, : len(ids)] = torch.from_numpy(np.asarray(ids, np.int64))
-        mask_NL[row, : len(ids)] = 1
     rows = [row for row, places in enumerate(positions) for _ in places]
     columns = [int(place) for places in positions for place in places]
-    hidden_NLH = network.base_model(ids_NL.to(device), attention_mask=mask_NL.to(device))[0]
+    hidden_NLH = network.base_model(ids_NL.to(device))[0]  # unmasked: what pads a context comes behind all that is read
     outputs_PC: torch.Tensor = network.get_submodule("score")(hidden_NLH[rows, columns])
     return outputs_PC
 

@@ -101,11 +101,9 @@ async def build(config: PrmConfig, setting: ScorerSetting) -> PrmScorer:
     Raises:
         ConfigError: it is no such model, or its tokenizer is not that of the policies.
     """
-    import torch
+    from agentrl.models.reward import use_device  # loads torch and transformers
 
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"scorer '{config.name}': device is cuda, and PyTorch finds none here; set device = \"cpu\"")
-    torch.set_num_threads(config.threads)
+    use_device(f"scorer '{config.name}'", config.device, config.threads)
     for last in (*[False] * _CHANGING_TRIES, True):
         try:
             return PrmScorer(config, setting, await asyncio.to_thread(_load, config, setting))
@@ -118,7 +116,7 @@ async def build(config: PrmConfig, setting: ScorerSetting) -> PrmScorer:
 
 def _load(config: PrmConfig, setting: ScorerSetting) -> RewardModel:
     """Raises ConfigError or StorageError."""
-    from agentrl.models.reward import RewardModel  # loads torch and transformers
+    from agentrl.models.reward import RewardModel
 
     if not config.model.is_dir():
         raise ConfigError(

@@ -27,26 +27,6 @@ def make_tiny_model(folder: Path, seed: int = 0, shape: ModelShape = TINY_SHAPE)
     return folder
 
 
-def make_tiny_reward_model(folder: Path, base: Path, seed: int = 0, labels: int = 1, form: str = "Token") -> Path:
-    """Write a reward model with a random head over the body of a tiny model, with its tokenizer; returns the folder.
-
-    `form` is that of its class: ``Token`` or ``Sequence``.
-    """
-    import torch
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(base, num_labels=labels)
-    torch.manual_seed(seed)
-    network = getattr(transformers, f"AutoModelFor{form}Classification").from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.normal_(0.0, 0.2)
-    network.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((base / name).read_bytes())
-    return folder
-
-
 def save_tiny_tokenizer(folder: Path, vocabulary_tokens: int = TINY_SHAPE.vocabulary_tokens) -> None:
     """Write the byte-level tokenizer of a tiny model into its folder."""
     words = "select from where count name schema query user assistant system what is the".split()

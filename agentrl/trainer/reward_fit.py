@@ -14,11 +14,12 @@ import torch
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
-from agentrl.models.reward import head_outputs
+from agentrl.models.reward import head_outputs, use_device
 from agentrl.types.errors import ConfigError
 
 _WARMUP = 0.1
 _CLIP_NORM = 1.0
+_SORTED_BATCHES = 8
 _TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -102,7 +103,7 @@ def fit_reward_model(
         ConfigError: the model in `base` cannot have such a head.
     """
     torch.manual_seed(options.seed)
-    torch.set_num_threads(options.threads)
+    use_device("a fit", options.device, options.threads)
     network = _fresh(base, float(np.concatenate([context.labels for context in train]).mean()))
     torch.nn.Module.to(network, torch.device(options.device))
     optimizer = torch.optim.AdamW(network.parameters(), options.learning_rate, weight_decay=options.weight_decay)
@@ -163,9 +164,15 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _batches(contexts: Sequence[LabelledContext], size: int, rng: random.Random) -> Iterator[Sequence[LabelledContext]]:
+    """Contexts in a random order, those of about one length together: what pads them is computed as well."""
     order = rng.sample(range(len(contexts)), len(contexts))
-    for start in range(0, len(order), size):
-        yield [contexts[n] for n in order[start : start + size]]
+    batches: list[list[int]] = []
+    for start in range(0, len(order), size * _SORTED_BATCHES):
+        window = sorted(order[start : start + size * _SORTED_BATCHES], key=lambda n: len(contexts[n].token_ids))
+        batches += [window[first : first + size] for first in range(0, len(window), size)]
+    rng.shuffle(batches)
+    for batch in batches:
+        yield [contexts[n] for n in batch]
 
 
 def _values(

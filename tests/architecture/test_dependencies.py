@@ -14,6 +14,7 @@ HOMES = {
         "agentrl.weights",
         "agentrl.inference.checksum",
         "agentrl.testing.tiny_moe",  # makes a network that no trainer makes
+        "agentrl.testing.tiny_reward",
         "agentrl.cli.doctor",  # reports the hardware; lazily
     ),
     "transformers": (
@@ -22,6 +23,7 @@ HOMES = {
         "agentrl.trainer",
         "agentrl.engine",
         "agentrl.testing.tiny_moe",
+        "agentrl.testing.tiny_reward",
         "agentrl.testing.tiny_architectures",
     ),
     "uvicorn": ("agentrl.engine.http", "agentrl.serving", "agentrl.gateway.server", "agentrl.gateway.connections"),

@@ -17,8 +17,9 @@ from engine_pool import EnginePool, make_pool
 from engine_server import EngineCalls, EngineServer, Reference, copy_model, running_engine
 
 from agentrl.inference.config import SGLangEngineConfig
-from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model, make_tiny_reward_model
+from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.testing.tiny_moe import make_tiny_moe_model
+from agentrl.testing.tiny_reward import make_tiny_reward_model
 from tests.servers.sglang import sglang_config
 from tests.storms.kill_runs import warm_start
 

@@ -33,12 +33,13 @@ async def test_a_runs_episodes_and_played_ones_become_models_whose_scores_transf
     trained = runs.agentrl(*runs.train_arguments(tmp_path, tiny_model))
     assert trained.returncode == 0, trained.stderr
     run, folder = tmp_path / "runs" / "test-seed0", tmp_path / "prm"
-    labels = f"{__name__}:worth"
+    labels = "tests.integration.test_prm_command:worth"
     fitted = runs.agentrl("prm", "train", run, "--output", folder, "--labels", labels, "--passes", "2")
     assert fitted.returncode == 0, fitted.stderr
     episodes = [episode for file in archive_files(run / "episodes") for episode in read_consumed(file)]
-    assert re.search(r"of 24 episodes, ", fitted.stdout), fitted.stdout
-    assert len(episodes) == 24
+    judged = [episode for episode in episodes if episode.reward is not None]
+    assert len(judged) >= 24, "three steps of two groups of four"
+    assert re.search(rf"of {len(judged)} episodes, ", fitted.stdout), fitted.stdout
     assert "states of unseen tasks: correlation" in fitted.stdout
     first = stated_version(folder)
     assert first is not None
@@ -46,7 +47,7 @@ async def test_a_runs_episodes_and_played_ones_become_models_whose_scores_transf
 
     scorer = await prm.build(PrmConfig(name="worth", model=folder), ScorerSetting({"main": tiny_model}))
     network = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32).eval()
-    turns = [turn for episode in episodes[:6] for turn in scored_turns(episode)]
+    turns = [turn for episode in judged[:6] for turn in scored_turns(episode)]
     for turn, score in zip(turns, await scorer.score(turns), strict=True):
         with torch.no_grad():
             values = network(torch.tensor([turn.token_ids.tolist()])).logits[0, :, 0]

@@ -21,7 +21,8 @@ from agentrl.scorers import prm
 from agentrl.scorers.config import find_definition
 from agentrl.scorers.definition import ScorerSetting
 from agentrl.scorers.prm import PrmConfig, PrmScorer
-from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model, make_tiny_reward_model
+from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
+from agentrl.testing.tiny_reward import make_tiny_reward_model
 from agentrl.types.errors import ConfigError
 from agentrl.types.turn_score import ScoredTurn, TurnKey, check_turn_score, token_digest
 

@@ -17,7 +17,8 @@ from agentrl.scorers import prm_engine
 from agentrl.scorers.config import find_definition
 from agentrl.scorers.definition import ScorerSetting
 from agentrl.scorers.prm_engine import GenerativeForm, PrmEngineConfig, PrmEngineScorer
-from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model, make_tiny_reward_model
+from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
+from agentrl.testing.tiny_reward import make_tiny_reward_model
 from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.types.errors import ConfigError, EpisodeError
 from agentrl.types.turn_score import ScoredTurn, TurnKey, token_digest
