@@ -43,8 +43,10 @@ def train(
     policy: Annotated[str | None, typer.Option(help="Whose turns; not needed where one policy is trained.")] = None,
     base: Annotated[Path | None, typer.Option(help="Model folder that it starts from; default: the policy's.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a model that runs may be using.")] = False,
-    passes: Annotated[int, typer.Option(min=1, help="Over all episodes; the best one counts.")] = 4,
-    learning_rate: Annotated[float, typer.Option(min=0.0, help="At its highest.")] = 1e-3,
+    passes: Annotated[int, typer.Option(min=1, help="Over all episodes; the best one counts.")] = 3,
+    learning_rate: Annotated[
+        float, typer.Option(min=0.0, help="At its highest; a hundredth for a large model.")
+    ] = 3e-3,
     threads: Annotated[int, typer.Option(min=1, help="Processor cores.")] = 2,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where it is fitted.")] = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of the order of episodes.")] = 0,

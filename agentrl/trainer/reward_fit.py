@@ -47,9 +47,9 @@ class LabelledContext:
 class FitOptions:
     """How a reward model is fitted; the learning rate rises for a tenth of the steps and falls to zero."""
 
-    passes: int = 4
+    passes: int = 3
     contexts_per_step: int = 32
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     weight_decay: float = 0.01
     threads: int = 2
     device: str = "cpu"
