@@ -304,12 +304,16 @@ class RunConfig(ConfigModel):
         return [scorer for section in sections for scorer in section.scorers if isinstance(scorer, TurnScorerConfig)]
 
     def required_scorers(self, environment: str) -> tuple[str, ...]:
-        """Scorers that an episode must have heard of: they make its reward, or the credit of a policy goes by them."""
+        """Scorers that an episode must have heard of: a reward or a credit goes by them, or their `late` says so."""
         scorers = self.environments[environment].scorers
+
+        def is_required(scorer: ScorerConfig) -> bool:
+            return bool(scorer.weight) or (isinstance(scorer, TurnScorerConfig) and scorer.late != "outcome_only")
+
         credits = (self.policies[policy].algorithm.credit for policy in self.trained_in(environment))
-        needed = {scorer.name for scorer in scorers if scorer.weight} | {credit_columns(c).scorer for c in credits}
-        for scorer in reversed(in_order(s for s in scorers if isinstance(s, CombinedConfig))):
-            needed |= set(scorer.sources) if scorer.name in needed else set()
+        needed = {s.name for s in scorers if is_required(s)} | {credit_columns(credit).scorer for credit in credits}
+        for combined in reversed(in_order(s for s in scorers if isinstance(s, CombinedConfig))):
+            needed |= set(combined.sources) if combined.name in needed else set()
         return tuple(scorer.name for scorer in scorers if scorer.name in needed)
 
     def trained_in(self, environment: str) -> tuple[str, ...]:

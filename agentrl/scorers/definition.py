@@ -52,8 +52,9 @@ class TurnScorerConfig(ConfigModel):
     waiting (for `patience_s`, then the run stops), it is dropped, or it counts by its outcome alone."""
     deadline_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds from the end of play until its scores are late."""
-    patience_s: Annotated[float, Field(gt=0)] = 1800.0
-    """Seconds that an episode waits under ``late = "wait"`` before the run stops and names this scorer."""
+    patience_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that an episode waits under ``late = "wait"`` before the run stops and names this scorer; less than
+    `buffer.stall_s`, so that it is this scorer which is named."""
     call_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds for one batch; a worker that takes longer is replaced."""
     batch_turns: Annotated[int, Field(gt=0)] = 16

@@ -25,12 +25,13 @@ def matched(turns: Sequence[ScoredTurn], answers: Sequence[TurnScore], counts: C
             counts["repeated"] += 1
         else:
             found[answer.key] = answer
-    versions = sorted({answer.version for answer in found.values() if answer.failure is None})
+    scores = [_checked(turn, found.get(turn.key)) for turn in turns]
+    versions = sorted({score.version for score in scores if score.failure is None})
     if len(versions) > 1:
         counts["mixed"] += len(turns)
         failure = Failure(Boundary.SCORER, "version", f"one batch was answered by the versions {', '.join(versions)}")
         return [TurnScore(turn.key, "", failure=failure) for turn in turns]
-    return [_checked(turn, found.get(turn.key)) for turn in turns]
+    return scores
 
 
 def _checked(turn: ScoredTurn, answer: TurnScore | None) -> TurnScore:
@@ -39,4 +40,4 @@ def _checked(turn: ScoredTurn, answer: TurnScore | None) -> TurnScore:
     try:
         return check_turn_score(turn, answer)
     except EpisodeError as error:
-        return TurnScore(turn.key, answer.version, failure=error.failure)
+        return TurnScore(turn.key, "", failure=error.failure)

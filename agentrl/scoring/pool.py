@@ -9,10 +9,11 @@ from collections import Counter
 
 from agentrl.scorers.definition import TurnScorerConfig
 from agentrl.scoring.workers import ScoringWorker, StartWorker
-from agentrl.types.errors import EpisodeError
+from agentrl.types.errors import AgentRLError, Boundary, EpisodeError, boundary
 
 _IDLE_QUEUES = 30.0  # a worker beyond the least ends when it was idle for that many times `queue_s`
 _RETRY_S = 2.0
+_CLOSE_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -36,8 +37,13 @@ class Pool:
 
     async def open(self) -> None:
         """Have the least number of workers. Raises ConfigError or EpisodeError."""
-        for worker in await asyncio.gather(*(self._start() for _ in range(self._least))):
-            self._add(worker)
+        outcomes = await asyncio.gather(*(self._start() for _ in range(self._least)), return_exceptions=True)
+        for outcome in outcomes:
+            if not isinstance(outcome, BaseException):
+                self._add(outcome)
+        if failure := next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None):
+            await self.close()
+            raise failure
 
     def free(self) -> ScoringWorker | None:
         """A worker with room for a batch, which is taken; None without one."""
@@ -72,7 +78,7 @@ class Pool:
     async def close(self) -> None:
         """End all workers."""
         workers, self._busy = list(self._busy), {}
-        await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
+        await asyncio.gather(*(self._end(worker) for worker in workers))
 
     def _add(self, worker: ScoringWorker) -> None:
         self._busy[worker], self._idle_since_s[worker] = 0, time.monotonic()
@@ -81,7 +87,16 @@ class Pool:
 
     def _remove(self, worker: ScoringWorker, tasks: asyncio.TaskGroup) -> None:
         del self._busy[worker], self._idle_since_s[worker]
-        tasks.create_task(worker.close())
+        tasks.create_task(self._end(worker))
+
+    async def _end(self, worker: ScoringWorker) -> None:
+        """Waits for: a worker's end. Unblocked by: it, its failure, or a deadline; the worker is used no more."""
+        try:
+            with boundary(Boundary.SCORER, self._config.name):
+                async with asyncio.timeout(_CLOSE_S):
+                    await worker.close()
+        except AgentRLError as error:
+            _log.warning("scorer %s: a worker did not close: %s", self._config.name, error)
 
     async def _start_one(self) -> None:
         """Waits for: a worker's start. Unblocked by: it, or its failure, after which another is tried later."""

@@ -16,7 +16,7 @@ from agentrl.scorers.definition import UNREACHABLE, TurnScorerConfig
 from agentrl.scoring.answers import matched
 from agentrl.scoring.pool import Pool
 from agentrl.scoring.workers import ScoringWorker, StartWorker
-from agentrl.types.errors import Boundary, EpisodeError, Failure
+from agentrl.types.errors import AgentRLError, Boundary, EpisodeError, Failure, boundary, deadline
 from agentrl.types.turn_score import ScoredTurn, TurnKey, TurnScore
 
 _CACHED = 4096
@@ -73,6 +73,8 @@ class ScorerQueue:
         """The turn's score, to come; it has a failure where the scorer gave none."""
         known = self._waiting.get(turn.key) or self._in_flight.get(turn.key)
         if known is not None:
+            if known.score.cancelled():
+                known.score = asyncio.get_running_loop().create_future()
             return known.score
         asked = _Asked(turn, time.monotonic(), asyncio.get_running_loop().create_future())
         self.counts.totals["asked"] += 1
@@ -83,7 +85,7 @@ class ScorerQueue:
     def forget(self, keys: Sequence[TurnKey]) -> int:
         """Take turns whose episode needs them no more out of the line; returns how many waited there."""
         left = [asked for key in keys if (asked := self._waiting.pop(key, None)) is not None]
-        for asked in left:
+        for asked in (*left, *(self._in_flight[key] for key in keys if key in self._in_flight)):
             asked.score.cancel()
         self.counts.totals["forgotten"] += len(left)
         self._note_change()
@@ -96,6 +98,10 @@ class ScorerQueue:
     async def open(self) -> None:
         """Have the first workers. Raises ConfigError or EpisodeError."""
         await self._pool.open()
+
+    async def close(self) -> None:
+        """End the workers of a line that does not run."""
+        await self._pool.close()
 
     async def run(self) -> None:
         """Give waiting turns to workers, one batch after the other.
@@ -117,7 +123,7 @@ class ScorerQueue:
         if worker is not None:
             tasks.create_task(self._carry_out(worker, self._next_batch()))
             return
-        self._pool.scale(tasks, self._oldest_wait_s())
+        self._pool.scale(tasks, 0.0 if self._rest_s() else self._oldest_wait_s())
         await _changed_or(self._changed, self._rest_s() or self.config.pool.queue_s)
 
     def metrics(self) -> dict[str, float]:
@@ -131,7 +137,7 @@ class ScorerQueue:
         return {f"scorer/{self.config.name}/{name}": value for name, value in found.items()}
 
     def _next_batch(self) -> list[_Asked]:
-        """The turns that have waited longest; those whose context was scored before come along for the answer."""
+        """The turns that have waited longest; those whose context was scored before come along and are not sent."""
         batch: list[_Asked] = []
         while self._waiting and len(batch) < self.config.batch_turns:
             key, asked = self._waiting.popitem(last=False)
@@ -168,16 +174,21 @@ class ScorerQueue:
 
     async def _sent(self, worker: ScoringWorker, turns: list[ScoredTurn]) -> list[TurnScore]:
         """One score for each turn, in their order. Raises EpisodeError if none was given."""
+        name, num_versions = self.config.name, self.counts.totals["versions"]
         try:
-            async with asyncio.timeout(self.config.call_s):
-                answers = await worker.score(turns)
-        except TimeoutError:
-            message = f"no scores within {self.config.call_s:g} s"
-            raise EpisodeError(Boundary.TIMEOUT, f"scorer.{self.config.name}", message) from None
-        scores = matched(turns, answers, self.counts.totals)
-        for turn, score in zip(turns, scores, strict=True):
-            if score.failure is None:
-                self._note_version(score.version)
+            with boundary(Boundary.SCORER, name):
+                async with deadline(f"scorer.{name}", self.config.call_s):
+                    scores = matched(turns, await worker.score(turns), self.counts.totals)
+        except EpisodeError:
+            raise
+        except AgentRLError as error:
+            raise EpisodeError(Boundary.SCORER, name, str(error)) from error
+        said = [(turn, score) for turn, score in zip(turns, scores, strict=True) if score.failure is None]
+        # Behind a change of version an answer that was asked for before it may be of the older one.
+        version = said[0][1].version if said else ""
+        if said and (version == self.counts.version or num_versions == self.counts.totals["versions"]):
+            self._note_version(version)
+            for turn, score in said:
                 self._put_into_cache(turn, score)
         return scores
 
@@ -195,8 +206,9 @@ class ScorerQueue:
         self.counts.totals["not_sent"] += len(batch)
         for asked in reversed(batch):
             self._in_flight.pop(asked.turn.key, None)
-            self._waiting[asked.turn.key] = asked
-            self._waiting.move_to_end(asked.turn.key, last=False)
+            if not asked.score.cancelled():
+                self._waiting[asked.turn.key] = asked
+                self._waiting.move_to_end(asked.turn.key, last=False)
         self._paused_until_s = time.monotonic() + self._pause_s
         _log.warning("scorer %s: %s; asked again in %g s", self.config.name, failure.message, self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -75,7 +75,11 @@ class ScoringTier:
 
     async def open(self) -> None:
         """Have the first workers of all scorers. Raises ConfigError or EpisodeError."""
-        await asyncio.gather(*(queue.open() for queue in self._all()))
+        queues = list(self._all())
+        outcomes = await asyncio.gather(*(queue.open() for queue in queues), return_exceptions=True)
+        if failure := next((outcome for outcome in outcomes if outcome is not None), None):
+            await asyncio.gather(*(queue.close() for queue in queues))
+            raise failure
 
     async def run(self) -> None:
         """Waits for: turns. Ends by cancellation. Raises StorageError, ConfigError."""
@@ -153,8 +157,11 @@ class ScoringTier:
         config, name = queue.config, turn.key.episode_id
         if turn.key in self._known.get(name, {}).get(config.name, {}):
             return
-        if not config.policies or turn.policy in config.policies:
-            self._asked.setdefault(name, {}).setdefault(config.name, {}).setdefault(turn.key, queue.ask(turn))
+        if config.policies and turn.policy not in config.policies:
+            return
+        asked = self._asked.setdefault(name, {}).setdefault(config.name, {})
+        if turn.key not in asked:
+            asked[turn.key] = queue.ask(turn)
 
     async def _complete(self, queue: ScorerQueue, episode: Episode) -> tuple[tuple[TurnScore, ...], ScoreRecord]:
         """One scorer's scores of an episode, and its record."""
@@ -165,6 +172,7 @@ class ScoringTier:
             self._ask(queue, turn)
         del turns
         given = await self._given(queue, episode, keys)
+        queue.forget(keys)
         given = {key: given[key] for key in keys if key in given}
         failure = next((score.failure for score in given.values() if score.failure is not None), None)
         if len(given) < len(keys):
@@ -183,7 +191,8 @@ class ScoringTier:
         ends = time.monotonic() + (config.patience_s if config.late == "wait" else config.deadline_s)
         known = dict(self._known.get(name, {}).get(config.name, {}))
         while True:
-            asked = self._asked.get(name, {}).get(config.name, {})
+            # A turn that was lost with its worker may have been asked about too, and nobody waits for that.
+            asked = {key: f for key, f in self._asked.get(name, {}).get(config.name, {}).items() if key in keys}
             if asked:
                 await asyncio.wait(asked.values(), timeout=max(ends - time.monotonic(), 0.0))
             done = {key: f.result() for key, f in asked.items() if f.done() and not f.cancelled()}

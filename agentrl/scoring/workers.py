@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallErr
 from agentrl.protocols import Closing, Scorer
 from agentrl.scorers.config import find_definition
 from agentrl.scorers.definition import ScorerSetting, TurnScorerConfig
-from agentrl.types.errors import Boundary, ConfigError, EpisodeError, Failure, boundary
+from agentrl.types.errors import Boundary, ConfigError, EpisodeError, Failure, boundary, deadline
 from agentrl.types.turn_score import ScoredTurn, TurnScore
 
 _BUILD_S = 300.0  # importing torch and reading a model, beside all that starts at the same time
@@ -70,18 +69,24 @@ class ProcessWorker:
 
     async def score(self, turns: Sequence[ScoredTurn]) -> Sequence[TurnScore]:
         """What the scorer says. Raises EpisodeError for the whole batch."""
-        limit_s = self._config.call_s
+        limit_s, has_answered = self._config.call_s, False
         try:
-            return await self._child.call("score", list(turns), result=list[TurnScore], deadline_s=limit_s)
+            scores = await self._child.call("score", list(turns), result=list[TurnScore], deadline_s=limit_s)
+            has_answered = True
+            return scores
         except RemoteCallError as error:
+            has_answered = True
             failure = error.failure or Failure(Boundary.SCORER, self._config.name, str(error), error.trace)
             raise EpisodeError(failure.boundary, failure.kind, failure.message, failure.trace) from error
         except ProcessDiedError as error:
             raise EpisodeError(Boundary.SCORER, "died", str(error)) from error
-        except (TimeoutError, asyncio.CancelledError):
-            # It may still be at work, and nobody knows for how long.
-            self._is_spoiled = True
-            raise
+        except TimeoutError as error:
+            raise EpisodeError(
+                Boundary.TIMEOUT, f"scorer.{self._config.name}", f"not done within {limit_s:g} s"
+            ) from error
+        finally:
+            # If no answer has come it may still be at work, and nobody knows for how long.
+            self._is_spoiled = not has_answered
 
     async def close(self) -> None:
         """End the process."""
@@ -96,8 +101,9 @@ def worker_start(config: TurnScorerConfig, setting: ScorerSetting, logs: Path) -
     definition, numbers = find_definition(config.kind), itertools.count(1)
 
     async def on_loop() -> ScoringWorker:
-        with boundary(Boundary.SCORER, config.name):
-            return LoopWorker(await definition.build(config, setting), config)
+        async with deadline(f"scorer.{config.name}", _BUILD_S):
+            with boundary(Boundary.SCORER, config.name):
+                return LoopWorker(await definition.build(config, setting), config)
 
     async def in_process() -> ScoringWorker:
         name = f"scorer-{config.name}-{next(numbers)}"

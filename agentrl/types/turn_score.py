@@ -81,14 +81,16 @@ def check_turn_score(turn: ScoredTurn, score: TurnScore) -> TurnScore:
         raise EpisodeError(Boundary.SCORER, "identity", f"asked of {turn.key}, answered of {score.key}")
     if score.failure is not None:
         return score
+    if type(score.version) is not str or type(score.note) is not str:
+        raise EpisodeError(Boundary.SCORER, "value", f"version or note of {turn.key} is no text")
     numbers = [number for number in (score.value, score.prior) if number is not None]
     if not numbers and score.logprobs is None:
         raise EpisodeError(Boundary.SCORER, "value", f"nothing was said of {turn.key}")
     if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
         raise EpisodeError(Boundary.SCORER, "value", f"{numbers} of {turn.key} are not finite numbers")
     if score.logprobs is not None:
-        if len(score.logprobs) != turn.num_reply_tokens:
-            found = f"{len(score.logprobs)} log-probabilities for {turn.num_reply_tokens} tokens of {turn.key}"
+        if score.logprobs.shape != (turn.num_reply_tokens,):
+            found = f"{score.logprobs.shape} log-probabilities for {turn.num_reply_tokens} tokens of {turn.key}"
             raise EpisodeError(Boundary.SCORER, "shape", found)
         if not np.isfinite(score.logprobs).all():
             raise EpisodeError(Boundary.SCORER, "value", f"a log-probability of {turn.key} is not finite")
