@@ -83,17 +83,24 @@ async def rescore(run: RunDirectory, config: TurnScorerConfig, on_progress: OnPr
     known = {score.key: score for score in _read(file)}
     tally = _Tally(file, known)
     async with _queue(run, config, tally) as queue:
-        files = archive_files(run.episodes)
-        for number, path in enumerate(files, 1):
-            episodes = await asyncio.to_thread(read_consumed, path)
-            for first in range(0, len(episodes), _EPISODES_AT_ONCE):
-                for episode in episodes[first : first + _EPISODES_AT_ONCE]:
-                    tally.begin(queue, config, episode)
-                await tally.settle()
-                on_progress(first + _EPISODES_AT_ONCE, max(len(episodes), 1), f"file {number} of {len(files)}")
+        async for episodes, where in _read_episodes(run):
+            for episode in episodes:
+                tally.begin(queue, config, episode)
+            await tally.settle()
+            on_progress(*where)
     if not tally.episodes:
         raise ConfigError(f"the archive of {run.path} holds no episode; it has some once the run has trained on them")
     return tally.result()
+
+
+async def _read_episodes(run: RunDirectory) -> AsyncIterator[tuple[list[Episode], tuple[int, int, str]]]:
+    """Archived episodes, some at a time, each with how far that is. Raises StorageError."""
+    files = archive_files(run.episodes)
+    for number, path in enumerate(files, 1):
+        episodes = await asyncio.to_thread(read_consumed, path)
+        for first in range(0, len(episodes), _EPISODES_AT_ONCE):
+            some = episodes[first : first + _EPISODES_AT_ONCE]
+            yield some, (first + len(some), len(episodes), f"file {number} of {len(files)}")
 
 
 class _Tally:
