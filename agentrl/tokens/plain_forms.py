@@ -35,7 +35,7 @@ def message_dicts(messages: Sequence[Message], quoting: Quoting, earlier: Sequen
 def parsed_call_dicts(parsed: Sequence[ParsedToolCall]) -> list[Any]:
     """The calls of a reply in this form, under the ids that the policy itself wrote, if it did."""
     return [
-        {"id": call.id or f"functions.{call.name}:{n}", "function": {"name": call.name or ""}}
+        {"id": call.id or f"functions.{_name(call)}:{n}", "function": {"name": _name(call)}}
         for n, call in enumerate(parsed)
     ]
 
@@ -51,10 +51,17 @@ def tool_dicts(tools: Sequence[ToolSpec], quoting: Quoting) -> list[Any] | None:
 
 def to_call(parsed: ParsedToolCall, call_id: str) -> ToolCall:
     """A call as a renderer read it, under our own id."""
-    if parsed.status == "ok" and isinstance(parsed.arguments, dict):
-        return ToolCall(call_id, parsed.name or "", parsed.arguments)
-    error = str(parsed.status) if parsed.status != "ok" else "arguments_not_an_object"
-    return ToolCall(call_id, parsed.name or "", {}, error, parsed.raw)
+    name = _name(parsed)
+    if parsed.status == "ok" and name and isinstance(parsed.arguments, dict):
+        return ToolCall(call_id, name, parsed.arguments)
+    if parsed.status != "ok":
+        return ToolCall(call_id, name, {}, str(parsed.status), parsed.raw)
+    return ToolCall(call_id, name, {}, "arguments_not_an_object" if name else "missing_name", parsed.raw)
+
+
+def _name(parsed: ParsedToolCall) -> str:
+    # Renderers pass on whatever a policy wrote where the name belongs, an object or a number too.
+    return parsed.name if isinstance(parsed.name, str) else ""
 
 
 def _message_dict(message: Message, quoting: Quoting, calls: list[Any], answered: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,9 @@ def test_a_reply_that_was_cut_off_gets_the_close_that_the_format_requires(chat):
         ('<tool_call>\n{"name": "query", "arguments": {"sql": }}\n</tool_call><|im_end|>', "", "invalid_json"),
         ('<tool_call>\n{"name": "query", "arguments": {}}', "", "unclosed_block"),
         ('<tool_call>\n{"arguments": {}}\n</tool_call><|im_end|>', "", "missing_name"),
+        ('<tool_call>\n{"name": {"a": 1}, "arguments": {}}\n</tool_call><|im_end|>', "", "missing_name"),
+        ('<tool_call>\n{"name": 7, "arguments": {}}\n</tool_call><|im_end|>', "", "missing_name"),
+        ('<tool_call>\n{"name": "", "arguments": {}}\n</tool_call><|im_end|>', "", "missing_name"),
         ('<tool_call>\n{"name": "query", "arguments": 3}\n</tool_call><|im_end|>', "query", "arguments_not_an_object"),
     ],
 )
