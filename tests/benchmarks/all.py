@@ -24,6 +24,8 @@ BENCHMARKS = (
     "worker_storm",
     "server_storm",
     "gateway_storm",
+    "scoring_delay",
+    "scorer_faults",
     "sandbox_kills",
     "power_loss",
     "control",

@@ -8,6 +8,7 @@ and the SQL environment are the real ones. No figure depends on the machine.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections import Counter
@@ -26,7 +27,7 @@ from agentrl.inference.router import EngineRouter
 from agentrl.orchestration.assembly import PolicyParts, RunParts, StartPoint
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
-from agentrl.orchestration.players import build_hosts, build_scorers
+from agentrl.orchestration.players import build_hosts, build_scorers, build_tier
 from agentrl.orchestration.recorder import Recorder, SilentObserver
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.run_journal import RunJournal
@@ -57,6 +58,7 @@ SECONDS_PER_TOKEN = 1 / 40
 TRAIN_STEP_S = 6.0
 SWAP_S = 0.1
 ATTEMPTS = 1000  # a naive system never gives an episode up
+_STALENESS = "buffer/staleness_mean_steps"
 MAX_FAILURES = 1_000_000  # in a row: more than any run has episodes
 
 
@@ -215,12 +217,16 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A run that is over. `intended_lengths` are those of the script by episode, of unfinished ones too."""
+    """A run that is over. `intended_lengths` are those of the script by episode, of unfinished ones too.
+
+    `staleness` has the mean of the sampled tokens of each step.
+    """
 
     lines: list[LedgerLine]
     intended_lengths: dict[str, int]
     seconds: float
     slot_utilisation: float
+    staleness: list[float]
 
 
 def run_config(model: Path, folder: Path, steps: int, seed: int, **buffer: Any) -> RunConfig:
@@ -273,6 +279,8 @@ async def simulate(
     buffer = MemoryBuffer(terms, tasks, {}, Ledger(recorder.write_ledger_line))
     recorder.follow({"main": list(sections)})
     hosts, journal = await build_hosts(config, run.logs), RunJournal.none()
+    tier = build_tier(config, {}, run.logs, journal.buffer, {})
+    await tier.open()
     parts = RunParts(
         config=config,
         run=run,
@@ -281,17 +289,20 @@ async def simulate(
         hosts=hosts,
         policies={"main": PolicyParts(Serving(fleet, router, publisher, ()), TimedTrainer())},
         buffer=buffer,
-        pool=build_pool(config, run.logs, {"main": router}, {"main": chat}, hosts, journal),
-        scoring=Scoring(build_scorers(config), journal.buffer),
+        pool=build_pool(config, run.logs, {"main": router}, {"main": chat}, hosts, journal, tier.played),
+        scoring=Scoring(build_scorers(config), journal.buffer, tier),
         evaluator=None,
         recorder=recorder,
         observer=SilentObserver(),
         journal=journal,
         keeper=SandboxKeeper(config.sandbox, run.path.name, run.path / "no-socket", None),
+        services=(tier.run,),
     )
     started = asyncio.get_running_loop().time()
     await Controller(parts).run()
     seconds = asyncio.get_running_loop().time() - started
     recorder.close()
     lines = read_ledger(run.path / "ledger.jsonl")
-    return Simulation(lines, engine.intended_lengths(), seconds, engine.busy_s / (PLACES * seconds))
+    rows = map(json.loads, run.metrics.read_text().splitlines())
+    staleness = [row[_STALENESS] for row in rows if _STALENESS in row]
+    return Simulation(lines, engine.intended_lengths(), seconds, engine.busy_s / (PLACES * seconds), staleness)

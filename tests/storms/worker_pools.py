@@ -16,9 +16,10 @@ from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.journal.claim import Claim
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.players import build_hosts
+from agentrl.orchestration.players import build_hosts, build_scorers, build_tier
 from agentrl.orchestration.run_directory import Progress, RunDirectory
 from agentrl.orchestration.run_journal import RunJournal
+from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.worker_assembly import build_pool, num_processes
 from agentrl.orchestration.worker_handle import WorkerProcess
 from agentrl.orchestration.worker_pool import WorkerPool
@@ -63,10 +64,11 @@ class DialogueEngine(ScriptedEngine):
 
 @dataclass
 class PlayedPool:
-    """A pool that plays, its engine, and what it needs to be asked."""
+    """A pool that plays, its engine, what judges its episodes, and what it needs to be asked."""
 
     pool: WorkerPool
     engine: DialogueEngine
+    scoring: Scoring
     journal: RunJournal
     hosts: dict[str, EnvironmentHost]
     config: RunConfig
@@ -84,6 +86,10 @@ class PlayedPool:
     async def play(self, numbers: Sequence[int]) -> list[Episode]:
         """Episodes at once, in the order of their numbers."""
         return await asyncio.gather(*(self.pool.play(self.ticket(number), (), nothing) for number in numbers))
+
+    async def judge(self, episode: Episode) -> Episode:
+        """An episode that was played with all that its scorers say, as a run has it."""
+        return await self.scoring.add_recorded(await self.scoring.complete(episode))
 
 
 def make_run(model: Path, folder: Path, **sections: Any) -> RunDirectory:
@@ -117,11 +123,16 @@ async def playing(
     journal = RunJournal.open(Claim.take(run.journal), run, config, progress, set(), False)
     hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0)
     routers = {"main": EngineRouter(Fleet([engine], FIRST))}
-    pool = build_pool(config, run.logs, routers, {"main": chat}, hosts, journal)
+    tier = build_tier(config, {"main": [engine]}, run.logs, journal.buffer, journal.turn_scores())
+    pool = build_pool(config, run.logs, routers, {"main": chat}, hosts, journal, tier.played)
+    await tier.open()
+    judging = asyncio.create_task(tier.run())
     try:
         async with pool.running():
-            yield PlayedPool(pool, engine, journal, hosts, config)
+            yield PlayedPool(pool, engine, Scoring(build_scorers(config), journal.buffer, tier), journal, hosts, config)
     finally:
+        judging.cancel()
+        await asyncio.wait([judging])
         await asyncio.gather(*(host.close() for host in hosts.values()))
         await journal.close()
 

@@ -192,4 +192,4 @@ class LineMachine(RuleBasedStateMachine):
 
 
 TestLine = LineMachine.TestCase
-TestLine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLine.settings = settings(max_examples=60, stateful_step_count=40)
