@@ -29,6 +29,11 @@ class BufferConfig(ConfigModel):
     """Groups by which a step may run ahead of the oldest group that is still on its way, at least groups_per_step;
     none sets no bound. Two steps' groups halve the tokens that grow too old, and steps wait more for slow episodes:
     set it where ``agentrl runs bias`` shows that too little of long episodes is trained."""
+    forks: Annotated[int, Field(ge=0)] = 0
+    """Members of a group, its last, that are not played from the start: they all go on from one state of its first
+    member that ended well, and are compared with each other alone. The state is drawn uniformly among those behind
+    a turn of it that the environment answered and another turn followed; never by the outcome. Only their own tokens
+    are trained. At least 2, or none."""
     group_filter: Literal["none", "spread"] = "none"
     """``spread`` drops groups whose rewards do not differ and samples others in their place."""
     max_filtered_groups: Annotated[int, Field(gt=0)] = 200
@@ -44,6 +49,17 @@ class BufferConfig(ConfigModel):
                 f"order_window {self.order_window} is less than groups_per_step {self.groups_per_step}, and the "
                 "groups of one step have no order: set at least groups_per_step, or none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _forks_have_a_parent_and_each_other(self) -> BufferConfig:
+        if self.forks >= self.group_size and self.forks:
+            raise ValueError(
+                f"forks {self.forks} is not less than group_size {self.group_size}, and some member must be played "
+                "from the start for others to go on from"
+            )
+        if self.forks == 1:
+            raise ValueError("forks 1: a fork is compared with others from the same state; set 2 or more, or 0")
         return self
 
     @property

@@ -79,13 +79,15 @@ class MemoryBuffer(EpisodeBuffer):
             for name, config in terms.configs.items()
         }
         self._ends = GroupEnds(self._lanes, self.journal, ledger, self._order)
-        self._group_size = next(iter(terms.configs.values())).group_size
+        self._config = next(iter(terms.configs.values()))
         self._loaded = dict(terms.versions)
         self._groups: dict[int, Group] = {}
         self._running: dict[str, Ticket] = {}
         self._failures = FailuresInRow(terms.max_consecutive_failures, set(terms.environments))
         self._last_failure: Failure | None = None
         self._resumed: set[str] = set()
+        self.num_unforked = 0
+        """Members that were to go on from another's state, and began at the start since there was none."""
         self._changed = asyncio.Condition()
         self._fatal: StalledError | None = None
         tasks.listen(self._notify)
@@ -152,8 +154,8 @@ class MemoryBuffer(EpisodeBuffer):
     async def admit(self) -> Ticket:
         """Leave to start the next episode.
 
-        Waits for: a free place within every policy's staleness bound, and a task. Unblocked by: release, loaded,
-        settle, finish, or the arrival of tasks.
+        Waits for: a free place within every policy's staleness bound, and a task, or for a fork its parent. Unblocked
+        by: release, loaded, settle, finish, or the arrival of tasks.
         """
         async with self._changed:
             await self._changed.wait_for(self._may_admit)
@@ -284,10 +286,12 @@ class MemoryBuffer(EpisodeBuffer):
     def _may_admit(self) -> bool:
         return self._next_member() is not None or self._next_task() is not None
 
-    def _admits(self, policies: Iterable[str]) -> bool:
+    def _admits(self, policies: Iterable[str], reserved: Mapping[str, int] | None = None) -> bool:
         """Whether the bounds of all these policies, at least one of which goes on, leave room for an episode."""
-        lanes = self._open_lanes(policies)
-        return bool(lanes) and all(lane.admissible(self._terms.places, len(self._running)) > 0 for lane in lanes)
+        lanes, kept, running = self._open_lanes(policies), reserved or {}, len(self._running)
+        return bool(lanes) and all(
+            lane.admissible(self._terms.places, running, kept.get(lane.policy, 0)) > 0 for lane in lanes
+        )
 
     def _next_member(self) -> Group | None:
         """The oldest group that wants a member dispatched and may have it."""
@@ -304,12 +308,19 @@ class MemoryBuffer(EpisodeBuffer):
         return (found[0], task) if found is not None and task is not None else None
 
     def _may_begin(self, policies: Iterable[str]) -> bool:
-        return self._admits(policies) and all(lane.groups_left != 0 for lane in self._open_lanes(policies))
+        # Forks wait for their parents and take no places meanwhile: new groups must leave them their room in the bound,
+        # or no group could be complete.
+        kept = {policy: self._num_waiting_forks(policy) for policy in policies} if self._config.forks else None
+        return self._admits(policies, kept) and all(lane.groups_left != 0 for lane in self._open_lanes(policies))
+
+    def _num_waiting_forks(self, policy: str) -> int:
+        return sum(group.num_waiting_forks for group in self._groups.values() if policy in group.policies)
 
     def _dispatch(self) -> Ticket:
         group = self._next_member() or self._open_group()
         member, attempt = group.next_member()
         ticket = group.ticket(member, attempt, self._terms.seed, self._loaded)
+        self.num_unforked += group.is_fork(member) and ticket.fork is None
         self._take_place(ticket)
         return ticket
 
@@ -328,7 +339,8 @@ class MemoryBuffer(EpisodeBuffer):
         for lane in lanes:
             lane.groups_left = None if lane.groups_left is None else lane.groups_left - 1
         started = {lane.policy: lane.loaded.step for lane in lanes}
-        group = Group(number, task, self._group_size, started, name, waits_for=set(started))
+        config = self._config
+        group = Group(number, task, config.group_size, started, name, forks=config.forks, waits_for=set(started))
         self._groups[number] = group
         return group
 

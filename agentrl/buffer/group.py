@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agentrl.types.episode import Episode, Ticket
+from agentrl.buffer.forks import draw_fork, find_parent
+from agentrl.types.episode import Episode, Fork, Ticket
 from agentrl.types.task import Task
 from agentrl.types.version import PolicyVersion
 
@@ -22,6 +23,7 @@ class Group:
 
     A group is complete when no member is missing or in flight. Failed members are not in `episodes`:
     an infrastructure failure leaves the group and never scores 0; `failed` has the reason of each by its name.
+    The last `forks` members go on from a state of another (`buffer/forks.py`), and wait for it.
     `number` counts through all epochs and environments of a run. `started` has the step of the weights that each
     policy began it with, for those that train it.
 
@@ -38,6 +40,7 @@ class Group:
     started: dict[str, int]
     environment: str = ""
     num_dispatched: int = 0
+    forks: int = 0
     in_flight: set[tuple[int, int]] = field(default_factory=set)  # (member, attempt)
     redispatch: list[tuple[int, int]] = field(default_factory=list)  # (member, attempt)
     episodes: list[Episode] = field(default_factory=list)
@@ -69,8 +72,14 @@ class Group:
 
     @property
     def wants_dispatch(self) -> bool:
-        """Whether a member waits for a place."""
-        return bool(self.redispatch) or self.num_dispatched < self.size
+        """Whether a member waits for a place, and for nothing else."""
+        return self._next_member() is not None
+
+    @property
+    def num_waiting_forks(self) -> int:
+        """Forks that are not dispatched, or to be dispatched again."""
+        first = max(self.num_dispatched, self.size - self.forks)
+        return self.size - first + sum(self.is_fork(member) for member, _ in self.redispatch)
 
     @property
     def num_counted(self) -> int:
@@ -78,21 +87,30 @@ class Group:
         return self.num_dispatched - len(self.in_flight) - len(self.redispatch)
 
     def next_member(self) -> tuple[int, int]:
-        """Member and attempt to dispatch now."""
-        if self.redispatch:
-            entry = self.redispatch.pop(0)
+        """Member and attempt to dispatch now; one must want it."""
+        entry = self._next_member()
+        assert entry is not None
+        if entry in self.redispatch:
+            self.redispatch.remove(entry)
         else:
-            entry = (self.num_dispatched, 0)
             self.num_dispatched += 1
         self.in_flight.add(entry)
         return entry
 
     def ticket(self, member: int, attempt: int, seed: int, loaded: Mapping[str, PolicyVersion]) -> Ticket:
-        """Leave for a member to be played while engines serve the `loaded` versions."""
+        """Leave for a member to be played while engines serve the `loaded` versions.
+
+        A fork without a state to go on from is played from the start.
+        """
         name = f"{self.task.split}-{self.number:06d}-{member}" + (f"-retry{attempt}" if attempt else "")
         digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=6).digest()
         own = int.from_bytes(digest, "little")
-        return Ticket(name, self.task, self.number, member, attempt, own, dict(loaded), self.environment)
+        fork = self._fork() if self.is_fork(member) else None
+        return Ticket(name, self.task, self.number, member, attempt, own, dict(loaded), self.environment, fork)
+
+    def is_fork(self, member: int) -> bool:
+        """Whether a member is to go on from another's state."""
+        return member >= self.size - self.forks
 
     def lands(self, ticket: Ticket) -> bool:
         """Take a member out of flight; False if it was not in flight."""
@@ -127,3 +145,19 @@ class Group:
     def ordered(self) -> list[Episode]:
         """Episodes that ended well, in order of members."""
         return sorted(self.episodes, key=lambda episode: episode.ticket.member)
+
+    def _next_member(self) -> tuple[int, int] | None:
+        """Member and attempt that may be dispatched; those that failed come first, in order."""
+        new = [(self.num_dispatched, 0)] if self.num_dispatched < self.size else []
+        waiting = [*self.redispatch, *new]
+        if self.forks and any(self.is_fork(member) for member, _ in waiting) and not self._find_parent()[1]:
+            waiting = [entry for entry in waiting if not self.is_fork(entry[0])]
+        return waiting[0] if waiting else None
+
+    def _fork(self) -> Fork | None:
+        parent, _ = self._find_parent()
+        return draw_fork(parent) if parent is not None else None
+
+    def _find_parent(self) -> tuple[Episode | None, bool]:
+        waited_for = {member for member, _ in (*self.in_flight, *self.redispatch)}
+        return find_parent(self.episodes, waited_for, self.size - self.forks, self.num_dispatched)

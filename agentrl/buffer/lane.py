@@ -41,12 +41,15 @@ class Lane:
         self.dropped = DroppedGroups(config.max_filtered_groups)
         self.is_over = False
 
-    def admissible(self, places: int, running: int) -> int:
-        """Episodes that may start as far as this policy's staleness goes; `running` are all of the run."""
+    def admissible(self, places: int, running: int, reserved: int = 0) -> int:
+        """Episodes that may start as far as this policy's staleness goes.
+
+        `running` are all of the run; `reserved` of those that may start within the bound are kept for others.
+        """
         return admissible(
             self.running + places - running,
             self.running,
-            self.accepted,
+            self.accepted + reserved,
             self.loaded.step,
             self.config.episodes_per_step,
             self.config.staleness_bound,

@@ -20,11 +20,12 @@ from agentrl.types.errors import ConfigError
 class LedgerLine:
     """The end of one episode. `outcome` is ``trained`` or ``dropped``; `reason` says why it was dropped.
 
-    Tokens are sampled ones: `trained_tokens` entered a loss, `masked_tokens` were too old, `untrained_tokens` are of
-    policies that do not train the episode (frozen, or its group had nothing to teach them). Not among them are
-    `regenerated_tokens`, sampled and lost before they came again. `stop` is the stop reason, empty where the episode
-    has none; `tool_s` are seconds in the environment's steps. `trained_by` has the step of the version that each
-    policy made of it, `step` the last of these.
+    Tokens are sampled ones, drawn in this very episode: `trained_tokens` entered a loss, `masked_tokens` were too old,
+    `untrained_tokens` are of policies that do not train the episode (frozen, or its group had nothing to teach them).
+    Not among them are `regenerated_tokens`, sampled and lost before they came again. `stop` is the stop reason, empty
+    where the episode has none; `tool_s` are seconds in the environment's steps. `trained_by` has the step of the
+    version that each policy made of it, `step` the last of these. `fork` names the state that the episode went on from,
+    empty if it was played from its start; `pinned_tokens` were drawn in its parent, and count there.
     """
 
     episode_id: str
@@ -47,6 +48,8 @@ class LedgerLine:
     untrained_tokens: int = 0
     environment: str = ""
     trained_by: dict[str, int] = field(default_factory=dict)
+    fork: str = ""
+    pinned_tokens: int = 0
 
 
 def read_ledger(file: Path) -> list[LedgerLine]:
@@ -137,6 +140,8 @@ class Ledger:
             "tool_s": round(sum(turn.environment_s for turn in episode.turns), 4),
             "regenerated_tokens": sum(turn.regenerated_tokens for turn in episode.turns),
             "environment": episode.ticket.environment,
+            "fork": episode.ticket.fork.name if episode.ticket.fork is not None else "",
+            "pinned_tokens": episode.num_pinned_tokens,
         }
         if details["regenerated_tokens"]:
             self.tokens["regenerated"] += details["regenerated_tokens"]
@@ -146,5 +151,5 @@ class Ledger:
 def _num_sampled_by(episode: Episode, policies: Collection[str]) -> int:
     """Tokens that some of an episode's policies drew; those of an agent without a policy on record count too."""
     policy_of = {agent.name: agent.policy for agent in episode.agents}
-    nodes = (node for node in episode.nodes if policy_of.get(node.agent, "") in {"", *policies})
-    return count_sampled_tokens(nodes)
+    own = (node for node in episode.nodes if not episode.ticket.is_pinned(node.turn))
+    return count_sampled_tokens(node for node in own if policy_of.get(node.agent, "") in {"", *policies})

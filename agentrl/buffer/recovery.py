@@ -64,6 +64,7 @@ class RecoveryTerms:
     scorers: Mapping[str, tuple[str, ...]]
     group_size: int
     max_attempts: int
+    forks: int = 0
 
     def is_unscored(self, history: EpisodeHistory) -> bool:
         """Whether an episode was played to its end and still waits for a score."""
@@ -244,9 +245,8 @@ def _revive(histories: list[EpisodeHistory], terms: RecoveryTerms) -> Group:
     policies = terms.policies[ticket.environment]
     versions = _versions(histories)
     started = {policy: versions[policy].step for policy in policies}
-    group = Group(
-        ticket.group, ticket.task, terms.group_size, started, ticket.environment, known, waits_for=set(policies)
-    )
+    group = Group(ticket.group, ticket.task, terms.group_size, started, ticket.environment, known, terms.forks)
+    group.waits_for = set(policies)
     group.failed = _failed(history for history in histories if terms.has_failed(history))
     for member in range(known):
         if member not in newest:  # its lease was lost while a later one of its group was not

@@ -12,7 +12,7 @@ from agentrl.buffer.config import BufferConfig
 from agentrl.buffer.group import Group
 from agentrl.buffer.turn_columns import with_turn_columns
 from agentrl.types.batch import NO_COLUMNS, CreditColumns, TrainBatch, TrainEpisode, TrainTrajectory
-from agentrl.types.episode import Episode
+from agentrl.types.episode import Episode, Fork
 from agentrl.types.trajectory import Trajectory, build_trajectories
 from agentrl.types.version import PolicyVersion
 
@@ -62,22 +62,30 @@ def _train_episode(
     reward = float(episode.reward or 0.0)
     if len(rewards) == 1:
         reward, rewards = next(iter(rewards.values())), {}
-    return TrainEpisode(episode.episode_id, group, reward, trajectories, rewards, episode.ticket.environment)
+    entry = TrainEpisode(episode.episode_id, group, reward, trajectories, rewards, episode.ticket.environment)
+    fork = episode.ticket.fork
+    if fork is None:
+        return entry
+    return replace(
+        entry, fork=fork.name, pinned_tokens=sum(int(_pinned(t.trajectory, fork).sum()) for t in trajectories)
+    )
 
 
 def train_view(
     episode: Episode, policy: str, version: PolicyVersion, max_staleness: float
 ) -> tuple[TrainTrajectory, ...]:
-    """The trajectories of a policy's agents in an episode, with tokens masked that are too old.
+    """The trajectories of a policy's agents in an episode, with tokens masked that are too old, or pinned in a fork.
 
     Raises:
         ValueError: a span is newer than `version`.
     """
-    return tuple(
+    fork = episode.ticket.fork
+    views = tuple(
         _mask(trajectory, version, max_staleness)
         for trajectory in build_trajectories(episode)
         if episode.policy_of(trajectory.agent) == policy
     )
+    return views if fork is None else tuple(_without_pinned(view, fork) for view in views)
 
 
 def without_fresh_tokens(batch: TrainBatch) -> TrainBatch:
@@ -136,6 +144,18 @@ def _mask(trajectory: Trajectory, version: PolicyVersion, max_staleness: float) 
         fresh[span.start : span.end] &= span.version == version
     mask = trajectory.sampled & (staleness <= max_staleness)
     return TrainTrajectory(trajectory, mask, staleness, fresh)
+
+
+def _without_pinned(view: TrainTrajectory, fork: Fork) -> TrainTrajectory:
+    """A fork's view, in which what its parent drew counts as context."""
+    own = ~_pinned(view.trajectory, fork)
+    fresh = None if view.fresh is None else view.fresh & own
+    return replace(view, loss_mask=view.loss_mask & own, staleness=view.staleness * own, fresh=fresh)
+
+
+def _pinned(trajectory: Trajectory, fork: Fork) -> np.ndarray:
+    """[L] bool, True where the parent of a fork drew the token."""
+    return trajectory.sampled & (trajectory.turns <= fork.turn)
 
 
 def _staleness(writer: PolicyVersion, version: PolicyVersion, max_staleness: float) -> int:

@@ -47,6 +47,7 @@ def show(
         for one in episodes:
             typer.echo(
                 f"{one.episode_id:<32} reward {one.reward}  {len(one.turns)} turns  {one.failure or one.stop_reason}"
+                f"{_fork_words(one)}"
             )
         return
     chosen = _choose(episodes, episode)
@@ -91,10 +92,14 @@ def _print_episode(episode: Episode, tokenizers: Mapping[str, FastTokenizer], co
     colours = {writer: _VERSION_COLOURS[n % len(_VERSION_COLOURS)] for n, writer in enumerate(writers)}
     text = Text()
     text.append(f"{episode.episode_id}  task {episode.ticket.task.id}\n", "bold")
+    if episode.ticket.fork is not None:
+        text.append(f"goes on from {episode.ticket.fork.parent}, behind its turn {episode.ticket.fork.turn}\n", "bold")
     for policy, version in writers:
         name = f"{policy} {version}" if len(tokenizers) > 1 else str(version)
         text.append(f"■ sampled by {name}  ", colours[policy, version])
     text.append("□ context, not trained\n\n", "dim")
+    is_fork = episode.ticket.fork is not None
+    first_own = next((n.index for n in episode.nodes if is_fork and not episode.ticket.is_pinned(n.turn)), None)
     speaking = ""
     newest: dict[str, int] = {}
     for node in episode.nodes:
@@ -105,6 +110,8 @@ def _print_episode(episode: Episode, tokenizers: Mapping[str, FastTokenizer], co
         if len(episode.agents) > 1 and node.agent != speaking:
             speaking = node.agent
             text.append(f"\n\n{speaking}: ", "bold")
+        if node.index == first_own:
+            text.append("\n\nits own from here on:\n", "bold")
         policy = episode.policy_of(node.agent)
         _append_node(text, node, policy, tokenizers[policy], colours)
         if node.sample is not None and (said := _said_of(episode, node)):
@@ -141,6 +148,11 @@ def _said_of(episode: Episode, node: Node) -> str:
                 parts.append(f"({score.note})")
             said.append(f"{scorer} {' '.join(parts)}")
     return ", ".join(said)
+
+
+def _fork_words(episode: Episode) -> str:
+    fork = episode.ticket.fork
+    return "" if fork is None else f"  from {fork.name}"
 
 
 def _append_node(

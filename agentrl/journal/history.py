@@ -60,8 +60,9 @@ class EpisodeHistory:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that the journal holds, the parts of open replies included."""
-        whole = sum(len(turned.nodes[-1].token_ids) for turned in self.turns)
+        """Tokens of its own that the journal holds, the parts of open replies included."""
+        own = (turned for turned in self.turns if not self.ticket.is_pinned(turned.turn.index))
+        whole = sum(len(turned.nodes[-1].token_ids) for turned in own)
         return whole + sum(len(part.generation.token_ids) for part in self.parts)
 
     @property

@@ -44,8 +44,16 @@ def read_played(folder: Path, names: Collection[str]) -> dict[str, Episode]:
 
     Their writers must have ended. Raises StorageError if a segment cannot be read, or is damaged.
     """
+    return {name: history.episode() for name, history in read_histories(folder, names).items()}
+
+
+def read_histories(folder: Path, names: Collection[str]) -> dict[str, EpisodeHistory]:
+    """What is on record of some episodes that nobody plays any more, by name; without those that no writer has begun.
+
+    Raises StorageError if a segment cannot be read, or is damaged.
+    """
     found = {name: unpack_history(entries) for name, entries in _read(folder, names, lambda path: True).items()}
-    return {name: history.episode() for name, history in found.items() if history is not None}
+    return {name: history for name, history in found.items() if history is not None}
 
 
 def _read(folder: Path, names: Collection[str], chosen: Callable[[Path], bool]) -> dict[str, list[PackedEntry]]:

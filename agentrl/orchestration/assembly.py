@@ -21,7 +21,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator, Exam
 from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_hosts, build_scorers, build_tier
-from agentrl.orchestration.program_check import check_programs
+from agentrl.orchestration.program_check import check_forks, check_programs
 from agentrl.orchestration.recorder import Recorder, RunObserver
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.run_journal import RunJournal
@@ -121,6 +121,7 @@ async def assembled(
         ending.push_async_callback(_close_all, hosts.values())
         await keeper.start_for(host.description for host in hosts.values())
         await check_programs(config, hosts)
+        check_forks(config, hosts)
         runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)

@@ -279,6 +279,29 @@ class RunConfig(ConfigModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _forks_can_be_played(self) -> RunConfig:
+        for name, policy in self.policies.items():
+            if policy.buffer is not None and policy.buffer.forks != self.buffer.forks:
+                raise ValueError(
+                    f"policies.{name}.buffer.forks {policy.buffer.forks} is not buffer.forks {self.buffer.forks}: all "
+                    "policies of an episode see the same groups; set one number"
+                )
+        if not self.buffer.forks:
+            return self
+        if self.journal.kind == "none":
+            raise ValueError(
+                f"buffer.forks {self.buffer.forks}: forks go on from what the journal has of their parent, and "
+                "journal.kind is 'none'; set it to 'segments', or buffer.forks to 0"
+            )
+        for name in self.environments:
+            if len(self.agents_of(name)) > 1:
+                raise ValueError(
+                    f"buffer.forks {self.buffer.forks}: several agents act in environments.{name}, and only episodes "
+                    "of one agent can be forked; set buffer.forks to 0"
+                )
+        return self
+
     @property
     def trained(self) -> tuple[str, ...]:
         """Policies that are not frozen."""

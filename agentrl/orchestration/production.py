@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from agentrl.journal.forking import has_pinned
 from agentrl.orchestration.assembly import RunParts
 from agentrl.orchestration.shutdown import result_or_stopped
 from agentrl.rollouts.environment_recovery import end_session
@@ -84,10 +85,14 @@ class Production:
     async def _play(self, ticket: Ticket, entries: tuple[PackedEntry, ...] = ()) -> None:
         """Play one episode and settle it, or keep it as it is when the end of the run cuts it off.
 
+        A fork goes on from what its parent has on record.
+
         Waits for: the episode. Unblocked by: its own deadline. A parked one is left as its journal has it.
         """
         parts = self._parts
         try:
+            if ticket.fork is not None and not has_pinned(entries):
+                entries = await parts.journal.workers.pin(ticket)
             episode = await parts.pool.play(ticket, entries, lambda: parts.buffer.release(ticket))
         except EpisodeParked:
             return

@@ -1,4 +1,4 @@
-"""Whether programs of scaffolds can be played: they need a sandbox, and its only way out, the gateway.
+"""Whether what a recipe asks for can be played in its environments: programs of scaffolds, and forks.
 
 Looked at once environments are described and sandboxes are there: before engines are started, and not at each episode.
 """
@@ -54,3 +54,30 @@ async def check_program(
         raise ConfigError(
             f"{what}, and from sandboxes of kind '{kind}' no gateway can be reached here; set sandbox.kind = \"bwrap\""
         )
+
+
+def check_forks(config: RunConfig, hosts: Mapping[str, EnvironmentHost]) -> None:
+    """Whether the states of all of a run's environments can be had again for other episodes, if it forks any.
+
+    Scaffolds that do not ship with agentrl are not looked at. Raises ConfigError.
+    """
+    for name, section in config.environments.items() if config.buffer.forks else ():
+        if (reason := _why_unforked(section.scaffold, hosts[name].description)) is not None:
+            raise ConfigError(f"buffer.forks is {config.buffer.forks}, and {reason}; set buffer.forks to 0")
+
+
+def _why_unforked(scaffold: ScaffoldConfig, described: EnvironmentDescription) -> str | None:
+    """Why no state of an episode can be had again for another one, or None."""
+    recovery = described.recovery
+    if recovery.external_tools:
+        tools = ", ".join(sorted(recovery.external_tools))
+        return f"tools of '{described.name}' act outside of it and are never repeated: {tools}"
+    if not recovery.has_snapshots and not recovery.is_deterministic:
+        return (
+            f"'{described.name}' declares neither snapshots nor that it is deterministic, so no state of it can be had "
+            "a second time"
+        )
+    is_shipped = registry.is_shipped(registry.SCAFFOLDS, scaffold.name)
+    if is_shipped and isinstance(build_scaffold(scaffold), RunsPrograms):
+        return f"scaffold '{scaffold.name}' runs a program, whose state cannot be had again"
+    return None

@@ -133,6 +133,7 @@ class Recorder:
         metrics |= _mix_metrics(batch, tally.environments)
         metrics |= counted
         self.max_staleness = max(self.max_staleness, int(metrics["buffer/staleness_max_steps"]))
+        metrics["buffer/unforked_episodes_total"] = float(buffer.num_unforked)
         metrics["buffer/ready_episodes"] = buffer.num_ready(policy)
         metrics["buffer/running_episodes"] = buffer.num_running
         metrics["time/wait_for_batch_s"] = waited_s
@@ -173,7 +174,7 @@ def _for_people(episode: Episode) -> str:
 
 def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
     views = [t for e in batch.episodes for t in e.trajectories]
-    sampled = sum(int(t.trajectory.sampled.sum()) for t in views)
+    sampled = batch.num_sampled_tokens - batch.num_pinned_tokens
     rewards = [reward for e in batch.episodes for reward in (e.agent_rewards.values() or [e.reward])]
     return {
         "buffer/staleness_max_steps": float(max((t.staleness[t.loss_mask].max(initial=0) for t in views), default=0)),
@@ -181,6 +182,8 @@ def _batch_metrics(batch: TrainBatch) -> dict[str, float]:
         / max(sampled, 1),
         "buffer/masked_fraction": 1 - batch.num_trained_tokens / max(sampled, 1),
         "buffer/orphaned_fraction": sum(_num_orphans(t, batch.version.epoch) for t in views) / max(sampled, 1),
+        "buffer/forked_episodes": float(sum(bool(episode.fork) for episode in batch.episodes)),
+        "buffer/pinned_tokens": float(batch.num_pinned_tokens),
         "batch/reward_mean": sum(rewards) / len(rewards),
         "batch/episodes": float(len(batch.episodes)),
         "batch/trained_tokens": float(batch.num_trained_tokens),

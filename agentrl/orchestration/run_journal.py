@@ -235,6 +235,7 @@ def _terms(config: RunConfig, first: Progress) -> RecoveryTerms:
         scorers={name: config.required_scorers(name) for name in config.environments},
         group_size=config.buffer.group_size,
         max_attempts=config.rollout.max_attempts,
+        forks=config.buffer.forks,
     )
 
 

@@ -9,10 +9,12 @@ from dataclasses import replace
 
 from agentrl.journal.claim import Claim
 from agentrl.journal.durable_offsets import SegmentEnd
-from agentrl.journal.holder import newest_segment, read_held, unpack_history
+from agentrl.journal.forking import pinned_entries
+from agentrl.journal.history import EpisodeHistory
+from agentrl.journal.holder import newest_segment, pack_entries, read_held, read_histories, unpack_history
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.types.episode import Episode, Ticket
-from agentrl.types.errors import Failure
+from agentrl.types.errors import Failure, StorageError
 from agentrl.types.rollout import Assignment, PackedEntry
 
 _TOKENS_OF_A_START = 32  # bits: no run hands episodes over four billion times between two starts
@@ -30,6 +32,8 @@ class WorkerJournals:
         self.claim, self.own = claim, own
         self._tokens = itertools.count(claim.token << _TOKENS_OF_A_START if claim is not None else 1)
         self._begun: dict[str, int] = {}
+        self._last_parent: EpisodeHistory | None = None
+        self._reading = asyncio.Lock()
         self.ends: dict[str, SegmentEnd] = {}
 
     def next_token(self) -> int:
@@ -63,6 +67,34 @@ class WorkerJournals:
         if self.own is not None:
             self.own.assign(Assignment(ticket, self.next_token(), ()))
             await self.own.open(ticket, ())
+
+    async def pin(self, ticket: Ticket) -> tuple[PackedEntry, ...]:
+        """Put on record of a fork what it has from its parent; returns that, once it is durable.
+
+        Waits for: the disk.
+
+        Raises:
+            StorageError: the journal cannot be read or written, or lacks the parent.
+        """
+        if ticket.fork is None or self.own is None or self.claim is None:
+            raise StorageError(f"{ticket.episode_id} is no fork, or no journal is kept that could have its parent")
+        parent = await self._parent(ticket.fork.parent)
+        entries = pack_entries(ticket.episode_id, pinned_entries(parent, ticket, self.next_token()))
+        for entry in entries:
+            self.own.writer.note(*entry)
+        await self.own.writer.flush()
+        return entries
+
+    async def _parent(self, name: str) -> EpisodeHistory:
+        """What is on record of an episode that has ended; read once for its forks, which come one behind the other."""
+        async with self._reading:
+            if self._last_parent is None or self._last_parent.ticket.episode_id != name:
+                assert self.claim is not None
+                found = await asyncio.to_thread(read_histories, self.claim.folder, [name])
+                if name not in found:
+                    raise StorageError(f"the journal lacks {name}, from which forks are to go on; resume the run")
+                self._last_parent = found[name]
+            return self._last_parent
 
     async def give_up(self, assignment: Assignment, failure: Failure) -> Episode:
         """End an episode as failed, with what is on record of it; returns once that is durable. Raises StorageError."""

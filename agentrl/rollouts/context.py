@@ -101,7 +101,7 @@ class Context:
         self._calls: ProgramCalls | None = None
         self._socket: str | None = None
         self._num_programs = 0
-        self._random = random.Random(record.ticket.seed)
+        self._random = random.Random(record.ticket.scaffold_seed)
         self._num_made_calls = 0
 
     @property
@@ -255,7 +255,7 @@ class Context:
             return call
         self._num_made_calls += 1
         turn = self._record.num_turns - 1
-        return replace(call, id=f"{self._record.ticket.episode_id}/{turn}.s{self._num_made_calls - 1}")
+        return replace(call, id=f"{self._record.ticket.player_of(turn)}/{turn}.s{self._num_made_calls - 1}")
 
     async def _act(self, action: Message) -> tuple[StepResult, bytes | None]:
         """The environment's reaction, and its state afterwards if it gives that away."""

@@ -123,7 +123,7 @@ class Session:
         self._path.append(node)
         self._grow(generation.token_ids)
         turn = self._record.add_turn(self._agent, node, drawn.seconds, drawn.aborts, generation.regenerated_tokens)
-        prefix = f"{self._record.ticket.episode_id}/{turn.index}."
+        prefix = f"{self._record.ticket.player_of(turn.index)}/{turn.index}."
         message = self._chat.parse(generation.token_ids, tools, prefix, self._path[-2].token_ids)
         self._messages.append(message)
         return Reply(message, node, generation.finish, request)

@@ -40,10 +40,10 @@ NO_COLUMNS = CreditColumns()
 class TrainTrajectory:
     """A trajectory and which of its tokens enter the loss.
 
-    `loss_mask` is False where the token was not sampled, belongs to another policy, or is staler than
-    the bound; `staleness` is in steps, 0 where not sampled. `fresh` is True where exactly the weights that the batch
-    trains drew a token and wrote the KV cache that it was drawn from, so that engine and trainer must agree on it;
-    None where staleness 0 says as much.
+    `loss_mask` is False where the token was not sampled, belongs to another policy, is pinned in a fork, or is staler
+    than the bound; `staleness` is in steps, 0 where not sampled and where pinned. `fresh` is True where exactly the
+    weights that the batch trains drew a token and wrote the KV cache that it was drawn from, so that engine and trainer
+    must agree on it; None where staleness 0 says as much.
 
     What scorers of turns said stands at the tokens of each turn's reply and is 0 elsewhere; it is None where the credit
     of the policy asks for none, and where the episode's scores are not complete: there the outcome alone counts.
@@ -70,6 +70,7 @@ class TrainEpisode:
     empty where one agent acts, whose reward is `reward`. `environment` is the one that it was played in. `fork` names
     the state that the episode and others of its group went on from; such episodes are compared with each other alone,
     and of their tokens only those behind that state are trained. Empty for one that was played from its start.
+    `pinned_tokens` are sampled tokens before that state, those on several branches counted on each.
     """
 
     episode_id: str
@@ -79,6 +80,7 @@ class TrainEpisode:
     agent_rewards: dict[str, float] = field(default_factory=dict)
     environment: str = ""
     fork: str = ""
+    pinned_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +98,11 @@ class TrainBatch:
     def num_sampled_tokens(self) -> int:
         """Tokens that policies drew, in the loss or not."""
         return int(sum(t.trajectory.sampled.sum() for e in self.episodes for t in e.trajectories))
+
+    @property
+    def num_pinned_tokens(self) -> int:
+        """Of the sampled tokens those that forks have from their parents."""
+        return sum(episode.pinned_tokens for episode in self.episodes)
 
     @property
     def num_trained_tokens(self) -> int:

@@ -146,12 +146,32 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """The state that an episode goes on from: where another one, its parent, was behind a turn.
+
+    All up to there is pinned: the parent's turns up to that one, and what the environment answered to it. `seed` is
+    the parent's, from which the scaffold's chance comes, so that the scaffold does the same again.
+
+    Example: ``Fork("train-000012-0", 2, seed)`` pins turns 0 to 2; its name is ``train-000012-0@2``.
+    """
+
+    parent: str
+    turn: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of the state; episodes that went on from it have it in common."""
+        return f"{self.parent}@{self.turn}"
+
+
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """Leave to run one episode: what admission hands to a rollout worker.
 
     `group` numbers the group, `member` the episode in it, `attempt` counts re-dispatches after
     infrastructure failures. `seed` fixes every random draw of the episode. `environment` is the name by which the
-    recipe knows what is played.
+    recipe knows what is played. `fork` is the state that it goes on from, None for one that is played from its start.
     """
 
     episode_id: str
@@ -162,6 +182,20 @@ class Ticket:
     seed: int
     started_at: dict[str, PolicyVersion] = field(default_factory=dict)  # loaded version by policy
     environment: str = ""
+    fork: Fork | None = None
+
+    @property
+    def scaffold_seed(self) -> int:
+        """What the scaffold's chance comes from."""
+        return self.seed if self.fork is None else self.fork.seed
+
+    def is_pinned(self, turn: int) -> bool:
+        """Whether a turn is its parent's, and not its own."""
+        return self.fork is not None and turn <= self.fork.turn
+
+    def player_of(self, turn: int) -> str:
+        """Name of the episode that a turn was played in; ids of the turn's tool calls begin with it."""
+        return self.fork.parent if self.fork is not None and turn <= self.fork.turn else self.episode_id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,8 +238,13 @@ class Episode:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that a policy drew, each counted once."""
-        return count_sampled_tokens(self.nodes)
+        """Tokens that a policy drew in this episode, each counted once; those pinned are its parent's."""
+        return count_sampled_tokens(node for node in self.nodes if not self.ticket.is_pinned(node.turn))
+
+    @property
+    def num_pinned_tokens(self) -> int:
+        """Tokens that a policy drew in the parent, each counted once; 0 for an episode that is no fork."""
+        return count_sampled_tokens(node for node in self.nodes if self.ticket.is_pinned(node.turn))
 
     def policy_of(self, agent: str) -> str:
         """The policy that `agent` acts by."""
