@@ -40,7 +40,6 @@ class Group:
     started: dict[str, int]
     environment: str = ""
     num_dispatched: int = 0
-    forks: int = 0
     in_flight: set[tuple[int, int]] = field(default_factory=set)  # (member, attempt)
     redispatch: list[tuple[int, int]] = field(default_factory=list)  # (member, attempt)
     episodes: list[Episode] = field(default_factory=list)
@@ -49,6 +48,7 @@ class Group:
     trained_by: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     trained_tokens: dict[str, int] = field(default_factory=dict)
+    forks: int = 0
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -245,7 +245,7 @@ def _revive(histories: list[EpisodeHistory], terms: RecoveryTerms) -> Group:
     policies = terms.policies[ticket.environment]
     versions = _versions(histories)
     started = {policy: versions[policy].step for policy in policies}
-    group = Group(ticket.group, ticket.task, terms.group_size, started, ticket.environment, known, terms.forks)
+    group = Group(ticket.group, ticket.task, terms.group_size, started, ticket.environment, known, forks=terms.forks)
     group.waits_for = set(policies)
     group.failed = _failed(history for history in histories if terms.has_failed(history))
     for member in range(known):

@@ -53,7 +53,9 @@ def account_of(run: Path, on_record: Mapping[str, int], sessions: list[str], tem
     # The archive shows each token as well, and whether a policy drew it.
     drawn = Counter(dict(on_record))
     for row in rows:
-        drawn[row["episode_id"]] = max(drawn[row["episode_id"]], sum(row["sampled"]))
+        # What a fork has from its parent was drawn there.
+        own = sum(row["sampled"]) - lines.get(row["episode_id"], {}).get("pinned_tokens", 0)
+        drawn[row["episode_id"]] = max(drawn[row["episode_id"]], own)
     opened = {line.split()[1] for line in sessions if line.startswith("open")}
     closed = {line.split()[1] for line in sessions if line.startswith("close")}
     return RunAccount(

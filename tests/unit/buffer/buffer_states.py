@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from agentrl.buffer.frontier import FrontierState
 from agentrl.buffer.ledger import Ledger, LedgerLine
 from agentrl.testing.builders import InstantTasks, build_episode
 from agentrl.types.batch import TrainBatch
-from agentrl.types.episode import Episode, Ticket
+from agentrl.types.episode import Episode, Node, Ticket
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion, VersionSpan
 
@@ -48,12 +48,13 @@ def frontier_of(buffer: MemoryBuffer, step: int) -> FrontierState:
 
 
 def configs(
-    windows_beyond_step: list[int | None], bounds: Sequence[int | str] = (1, 2, 0)
+    windows_beyond_step: list[int | None], bounds: Sequence[int | str] = (1, 2, 0), forks: Sequence[int] = (0,)
 ) -> st.SearchStrategy[BufferConfig]:
-    """Small buffers of every kind; the window of their order is given as groups beyond a step."""
+    """Small buffers of every kind; the window of their order is given as groups beyond a step, forks beyond members."""
     return st.builds(
         _make_config,
-        group_size=st.integers(1, 3),
+        num_played=st.integers(1, 3),
+        forks=st.sampled_from(forks),
         groups_per_step=st.integers(1, 2),
         max_staleness=st.sampled_from(bounds),
         staleness=st.sampled_from(["mask_spans", "wait", "withhold"]),
@@ -63,10 +64,12 @@ def configs(
 
 
 def _make_config(
-    group_size: int, groups_per_step: int, group_filter: str, window_beyond_step: int | None, **options: Any
+    num_played: int, forks: int, groups_per_step: int, group_filter: str, window_beyond_step: int | None, **options: Any
 ) -> BufferConfig:
+    group_size = num_played + forks
     return BufferConfig(
         group_size=group_size,
+        forks=forks,
         groups_per_step=groups_per_step,
         order_window=None if window_beyond_step is None else groups_per_step + window_beyond_step,
         group_filter=group_filter if group_size > 1 else "none",
@@ -97,10 +100,56 @@ class ModelGroup:
     """What a reader of the documentation expects of one group."""
 
     size: int
+    forks: int = 0
     in_flight: dict[str, Ticket] = field(default_factory=dict)
-    waiting_for_retry: int = 0
+    retries: list[int] = field(default_factory=list)  # members that failed and may try again
     num_members: int = 0
     good: list[Episode] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)  # members that failed for good
+
+    @property
+    def waiting_for_retry(self) -> int:
+        return len(self.retries)
+
+    @property
+    def waiting(self) -> list[int]:
+        """Members that are to be dispatched."""
+        return [*self.retries, *range(self.num_members, self.size)]
+
+    @property
+    def waiting_forks(self) -> list[int]:
+        return [member for member in self.waiting if self.is_fork(member)]
+
+    def is_fork(self, member: int) -> bool:
+        return member >= self.size - self.forks
+
+    @property
+    def is_parent_decided(self) -> bool:
+        """Whether the first member that is not lost has ended well, or all that could be parents are lost."""
+        good = {episode.ticket.member for episode in self.good}
+        first = next((m for m in range(self.size - self.forks) if m not in self.lost), None)
+        return first is None or first in good
+
+    @property
+    def parent(self) -> Episode | None:
+        played = [e for e in self.good if not self.is_fork(e.ticket.member)]
+        return min(played, key=lambda episode: episode.ticket.member, default=None)
+
+    @property
+    def may_dispatch(self) -> bool:
+        return any(self.is_parent_decided or not self.is_fork(member) for member in self.waiting)
+
+    def check_fork(self, ticket: Ticket) -> None:
+        """Forks go on from the parent behind one of its turns but for the last, all from the same."""
+        parent = self.parent if self.is_fork(ticket.member) else None
+        if parent is None or not any(turn.environment_s for turn in parent.turns):
+            assert ticket.fork is None
+            return
+        assert ticket.fork is not None
+        assert ticket.fork.parent == parent.episode_id
+        assert ticket.fork.turn in range(len(parent.turns) - 1)
+        others = [t.fork for t in (*self.in_flight.values(), *(e.ticket for e in self.good)) if self.is_fork(t.member)]
+        assert set(others) <= {ticket.fork}
 
     @property
     def num_counted(self) -> int:
@@ -142,12 +191,19 @@ class BufferModel:
         return {name: ticket for g in self.groups.values() for name, ticket in g.in_flight.items()}
 
     def may_admit(self) -> bool:
-        return len(self.running) < self.places and self.num_counted < self.bound
+        """Forks that wait for their parents take no room from members, but new groups leave them theirs."""
+        if len(self.running) >= self.places:
+            return False
+        if any(group.may_dispatch for group in self.groups.values()):
+            return self.num_counted < self.bound
+        return self.num_counted + sum(len(group.waiting_forks) for group in self.groups.values()) < self.bound
 
     def admit(self, ticket: Ticket) -> None:
-        group = self.groups.setdefault(ticket.group, ModelGroup(self.config.group_size))
+        group = self.groups.setdefault(ticket.group, ModelGroup(self.config.group_size, self.config.forks))
+        assert group.is_parent_decided or not group.is_fork(ticket.member)
+        group.check_fork(ticket)
         if ticket.attempt:
-            group.waiting_for_retry -= 1
+            group.retries.remove(ticket.member)
         else:
             assert ticket.member == group.num_members
             group.num_members += 1
@@ -163,7 +219,10 @@ class BufferModel:
             group.good.append(episode)
         else:
             self.failed.add(ticket.episode_id)
-            group.waiting_for_retry += ticket.attempt + 1 < self.attempts
+            if ticket.attempt + 1 < self.attempts:
+                group.retries.append(ticket.member)
+            else:
+                group.lost.add(ticket.member)
         if group.is_complete and not self.may_train(group):
             del self.groups[ticket.group]
 
@@ -205,7 +264,8 @@ class BufferModel:
         self.version += 1
 
     def _is_stale(self, episode: Episode) -> bool:
-        spans = [span for node in episode.nodes if node.sample is not None for span in node.sample.versions]
+        own = [node for node in episode.nodes if node.sample is not None and not _is_pinned(node, episode)]
+        spans = [span for node in own if node.sample is not None for span in node.sample.versions]
         return any(self._is_old(span) for span in spans)
 
     def _is_old(self, span: VersionSpan) -> bool:
@@ -213,17 +273,26 @@ class BufferModel:
         return bound != "unbounded" and self.version - span.version.step > bound
 
     def _check_mask(self, mask: Any, episode: Episode) -> None:
-        """Exactly the tokens that are fresh enough are trained; under ``wait`` that is every token."""
+        """Exactly its own tokens that are fresh enough are trained; under ``wait`` that is every one of them."""
         expected: list[bool] = []
         for node in episode.nodes:
             fresh = node.sample is not None and not any(map(self._is_old, node.sample.versions))
-            expected += [fresh] * len(node.token_ids)
+            expected += [fresh and not _is_pinned(node, episode)] * len(node.token_ids)
         assert mask.tolist() == expected
         if self.config.staleness == "wait":
             assert int(mask.sum()) == episode.num_sampled_tokens
 
 
+def _is_pinned(node: Node, episode: Episode) -> bool:
+    return episode.ticket.fork is not None and node.turn <= episode.ticket.fork.turn
+
+
 def good_episode(ticket: Ticket, reward: float, middle: int, loaded: int) -> Episode:
-    """Three replies: by the version at admission, by one between, by the one that is loaded now."""
+    """Three replies: by the version at admission, by one between, by the one that is loaded now.
+
+    In every third group the environment answers none of them, so that nothing can be forked.
+    """
     start = ticket.started_at["main"].step
-    return build_episode(ticket, [(3, start), (2, min(start + middle, loaded)), (1, loaded)], reward)
+    episode = build_episode(ticket, [(3, start), (2, min(start + middle, loaded)), (1, loaded)], reward)
+    answered_s = float(ticket.group % 3 != 2)
+    return replace(episode, turns=tuple(replace(turn, environment_s=answered_s) for turn in episode.turns))

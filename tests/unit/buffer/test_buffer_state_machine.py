@@ -26,7 +26,11 @@ class BufferMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.lines: list[LedgerLine] = []
 
-    @initialize(config=configs([None, 0, 1, 4], BOUNDS), places=st.sampled_from([12, 5, 1]), attempts=st.integers(1, 2))
+    @initialize(
+        config=configs([None, 0, 1, 4], BOUNDS, forks=(0, 2, 3)),
+        places=st.sampled_from([12, 5, 1]),
+        attempts=st.integers(1, 2),
+    )
     def begin(self, config, places, attempts):
         self.model = BufferModel(config, places, attempts)
         self.buffer = make_buffer(config, self.lines, places, attempts)
