@@ -135,12 +135,12 @@ class Group:
         return [e.reward for e in self.ordered() if e.reward is not None]
 
     def has_spread(self, policy: str) -> bool:
-        """Whether some agent of a policy did better in one member than in another."""
-        by_agent: dict[str, list[float]] = {}
+        """Whether some agent of a policy did better in one member than in another that it is compared with."""
+        compared: dict[tuple[Fork | None, str], list[float]] = {}
         for episode in self.episodes:
             for agent, reward in episode.rewards_of(policy).items():
-                by_agent.setdefault(agent, []).append(reward)
-        return any(max(rewards) > min(rewards) for rewards in by_agent.values())
+                compared.setdefault((episode.ticket.fork, agent), []).append(reward)
+        return any(max(rewards) > min(rewards) for rewards in compared.values())
 
     def ordered(self) -> list[Episode]:
         """Episodes that ended well, in order of members."""

@@ -227,10 +227,11 @@ class BufferModel:
             del self.groups[ticket.group]
 
     def may_train(self, group: ModelGroup) -> bool:
-        rewards = {episode.reward for episode in group.good}
         if len(group.good) < min(2, group.size):
             return False
-        return self.config.group_filter == "none" or len(rewards) > 1
+        forks = [episode.reward for episode in group.good if episode.ticket.fork is not None]
+        others = [episode.reward for episode in group.good if episode.ticket.fork is None]
+        return self.config.group_filter == "none" or len(set(forks)) > 1 or len(set(others)) > 1
 
     def may_take(self) -> bool:
         """Whether enough groups are ready that are not too young, staleness apart."""

@@ -195,3 +195,12 @@ async def test_the_ledger_says_what_is_a_fork_and_counts_each_token_where_it_was
         pinned = sampled[fork.turn] if fork else 0
         assert (line.fork, line.pinned_tokens) == (fork.name if fork else "", pinned)
         assert (line.sampled_tokens, line.trained_tokens, line.masked_tokens) == (14 - pinned, 14 - pinned, 0)
+
+
+def test_forks_and_others_have_a_spread_of_their_own() -> None:
+    group = Group(0, build_ticket().task, 4, {"main": 0}, "fake", 4, forks=2)
+    others = [four_turns(build_ticket(f"train-000000-{m}", member=m), reward=1.0) for m in (0, 1)]
+    group.episodes = [*others, replace(forked(0), reward=0.0), replace(forked(0), reward=0.0)]
+    assert not group.has_spread("main"), "no advantage comes of it: forks are not compared with others"
+    group.episodes[-1] = replace(forked(0), reward=0.5)
+    assert group.has_spread("main")

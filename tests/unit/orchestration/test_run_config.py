@@ -171,3 +171,22 @@ def test_a_policy_is_evaluated_where_an_environment_of_its_own_is():
     table["environments"]["last"] = {"name": "sql", "agents": {"black": "black"}}
     config = _parse(table)
     assert [config.is_evaluated(name) for name in config.trained] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"journal": {"kind": "none"}}, r"journal\.kind is 'none'; set it to 'segments', or buffer\.forks to 0"),
+        ({}, r"several agents act in environments\.chess, and only episodes of one agent can be forked"),
+    ],
+)
+def test_forks_need_a_journal_and_a_single_agent(section: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        _parse(_table(buffer={"group_size": 4, "forks": 2}, **section))
+
+
+def test_policies_agree_on_forks():
+    table = _table(buffer={"group_size": 4, "forks": 2})
+    table["policies"]["white"]["buffer"] = {"group_size": 4}
+    with pytest.raises(ConfigError, match=r"policies\.white\.buffer\.forks 0 is not buffer\.forks 2"):
+        _parse(table)
