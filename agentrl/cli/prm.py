@@ -65,7 +65,7 @@ def train(
     with PhaseProgress() as progress:
         found = _episodes(config, runs, policy, episodes, progress)
         report = run_async(training.fit(found, options, progress))
-        _print(report, output, progress)
+        print_report(report, output, progress)
 
 
 def _read(sources: list[str]) -> tuple[RunConfig, list[RunDirectory]]:
@@ -94,7 +94,8 @@ def _episodes(
     return [episode for run in runs for episode in recorded_episodes(run, count)]
 
 
-def _print(report: PrmReport, output: Path, progress: PhaseProgress) -> None:
+def print_report(report: PrmReport, output: Path, progress: PhaseProgress) -> None:
+    """What a fit made, and how good it is on tasks that it has not seen."""
     quality = report.quality
     left_out = "".join(f", {count} {reason} left out" for reason, count in sorted(report.left_out.items()))
     progress.console.print(

@@ -13,7 +13,8 @@ from agentrl.types.errors import ConfigError
 def load_table(recipe: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The recipe's table with overrides laid over it, in order.
 
-    An override is ``key.path=value``; the value is read as TOML and, where it is none, as a string.
+    An override is ``key.path=value``; the value is read as TOML and, where it is none, as a string. In a list of
+    tables (``[[environment.scorers]]``) the next key is the `name` of one of them.
 
     Example: ``load_table(path, ["trainer.optimizer.learning_rate=1e-6", "name=second"])``.
 
@@ -39,11 +40,27 @@ def _apply(table: dict[str, Any], override: str) -> None:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r} is not of the form key.path=value")
+    section = ""
+    found: Any = table
     for key in keys[:-1]:
-        table = table.setdefault(key, {})
-        if not isinstance(table, dict):
+        below = _named(found, key, override, section) if isinstance(found, list) else found.setdefault(key, {})
+        if not isinstance(below, dict | list):
             raise ConfigError(f"override {override!r}: '{key}' is a value, not a section")
-    table[keys[-1]] = _parse_value(text.strip())
+        section, found = key, below
+    if isinstance(found, list):
+        raise ConfigError(
+            f"override {override!r}: '{section}' is a list; name a key of one of its tables, or set it all"
+        )
+    found[keys[-1]] = _parse_value(text.strip())
+
+
+def _named(tables: list[Any], name: str, override: str, section: str) -> Any:
+    """The table of a list that has this name. Raises ConfigError."""
+    by_name = {table["name"]: table for table in tables if isinstance(table, dict) and "name" in table}
+    if name not in by_name:
+        known = ", ".join(map(str, by_name)) or "none with a name"
+        raise ConfigError(f"override {override!r}: no '{name}' in {section}; there is {known}")
+    return by_name[name]
 
 
 def _parse_value(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = (("#b8c4d6", "#5b7db1", "#c2532d"), ("#c9dcc4", "#5f9a55", "#7a4fa0"), ("#e0d3b8", "#a58a45", "#1f7a7a"))
+_BESIDE = "#555555"
 _WINDOW_STEPS = 5
 _AREA_PER_EPISODE = 0.6  # in square points: some hundred episodes to a step make a dot of 9 points across
 
 
-def draw_curve(metrics: Path, picture: Path, title: str, policies: Sequence[str] = ()) -> None:
+def draw_curve(
+    metrics: Path, picture: Path, title: str, policies: Sequence[str] = (), beside: Mapping[str, Path] | None = None
+) -> None:
     """Draw reward in training and on held-out tasks over steps and episodes, from a run's metrics, as PNG.
 
-    Of several `policies`, whose metrics begin with their names, each has a colour of its own.
+    Of several `policies`, whose metrics begin with their names, each has a colour of its own. `beside` has the metrics
+    of other runs by what they are called, of which the held-out tasks are drawn.
     """
     import matplotlib
 
@@ -32,9 +36,11 @@ def draw_curve(metrics: Path, picture: Path, title: str, policies: Sequence[str]
     figure, axes = plt.subplots(figsize=(7.5, 4.6), dpi=120)
     for number, policy in enumerate(policies or [""]):
         _draw_policy(axes, rows, policy, _COLOURS[number % len(_COLOURS)])
+    for label, other in (beside or {}).items():
+        _draw_heldout(axes, read_json_lines(other), "", f"{label}: held-out", color=_BESIDE, linestyle="--")
     axes.set(xlabel="steps", ylabel="mean reward", ylim=(-0.02, 1.02))
     axes.grid(alpha=0.25)
-    sizes = [size for _, size in _series(rows, "batch/episodes")]
+    sizes = [size for _, size in series(rows, "batch/episodes")]
     if sizes:
         of_step = sum(sizes) / len(sizes)
         scaling = (lambda steps: np.asarray(steps) * of_step, lambda counts: np.asarray(counts) / of_step)
@@ -51,20 +57,24 @@ def _draw_policy(axes: Axes, rows: Sequence[Mapping[str, Any]], policy: str, col
     """Dots for the training episodes of each step, a line for some steps together, one with bars for held-out tasks."""
     prefix, of_whom = (f"{policy}/", f"{policy}: ") if policy else ("", "")
     pale, middle, strong = colours
-    train = _series(rows, f"{prefix}rollout/reward_mean")
-    episodes = dict(_series(rows, f"{prefix}rollout/episodes"))
-    heldout = _series(rows, f"{prefix}eval/reward_mean")
-    errors = dict(_series(rows, f"{prefix}eval/reward_standard_error"))
+    train = series(rows, f"{prefix}rollout/reward_mean")
+    episodes = dict(series(rows, f"{prefix}rollout/episodes"))
     # A line would fall to 0 at every step that sees one failed episode end: dots say of how many each mean is.
     areas = [_AREA_PER_EPISODE * episodes[step] for step, _ in train]
     label = f"{of_whom}training, area by episodes"
     axes.scatter(*_columns(train), areas, color=pale, linewidths=0, label=label)
     line = _columns(smoothed(train, episodes))
     axes.plot(*line, color=middle, linewidth=2, label=f"{of_whom}{_WINDOW_STEPS} steps together")
-    steps, means = _columns(heldout)
+    _draw_heldout(axes, rows, prefix, f"{of_whom}held-out, two standard errors", color=strong, linestyle="-")
+
+
+def _draw_heldout(
+    axes: Axes, rows: Sequence[Mapping[str, Any]], prefix: str, label: str, color: str, linestyle: str
+) -> None:
+    errors = dict(series(rows, f"{prefix}eval/reward_standard_error"))
+    steps, means = _columns(series(rows, f"{prefix}eval/reward_mean"))
     bars = [2 * errors.get(step, 0.0) for step in steps]
-    label = f"{of_whom}held-out, two standard errors"
-    axes.errorbar(steps, means, bars, color=strong, marker="o", linewidth=2, capsize=3, label=label)
+    axes.errorbar(steps, means, bars, color=color, linestyle=linestyle, marker="o", linewidth=2, capsize=3, label=label)
 
 
 def sparkline(values: list[float]) -> str:
@@ -88,8 +98,8 @@ def smoothed(means: list[tuple[int, float]], episodes: dict[int, float]) -> list
     return smooth
 
 
-def _series(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    """Values by step; of a step that a resumed run took again, the newest."""
+def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
+    """Values of a metric by step; of a step that a resumed run took again, the newest."""
     return sorted({row["step"]: row[name] for row in rows if name in row}.items())
 
 

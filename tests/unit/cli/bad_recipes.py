@@ -260,5 +260,6 @@ CASES: tuple[Case, ...] = (
     case("demo-override", "demo", "--models", "m", "stepz=3", says="did you mean 'steps'?"),
     case("demo-seed", "demo", "--models", "m", "--seed", "-1", says="seed: "),
     case("demo-device", "demo", "--models", "m", "policies.main.trainer.device=cuda", says='set it to "cpu"'),
+    case("demo-prm-scorer", "demo", "--prm", "--models", "m", "environment.scorers.judge.model=x", says="there is prm"),
     case("demo-models-is-a-file", "demo", "--models", "recipe.toml", says=("recipe.toml", "choose another")),
 )  # fmt: skip

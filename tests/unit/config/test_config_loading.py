@@ -70,6 +70,21 @@ def test_an_override_below_a_value_is_refused(recipe):
         load_table(recipe, ["name.first=x"])
 
 
+def test_an_override_finds_a_table_of_a_list_by_its_name(tmp_path):
+    file = tmp_path / "lists.toml"
+    file.write_text('[[a.scorers]]\nkind = "verifier"\n[[a.scorers]]\nname = "prm"\nmodel = "first"\n')
+    changed = load_table(file, ["a.scorers.prm.model=second", "a.scorers.prm.pool.most=2"])
+    assert changed == {
+        "a": {"scorers": [{"kind": "verifier"}, {"name": "prm", "model": "second", "pool": {"most": 2}}]}
+    }
+    for override, says in {
+        "a.scorers.judge.model=x": "no 'judge' in scorers; there is prm",
+        "a.scorers.prm=x": "'scorers' is a list",
+    }.items():
+        with pytest.raises(ConfigError, match=says):
+            load_table(file, [override])
+
+
 @pytest.mark.parametrize("content", [b"name = ", b"[a\n", b"a = 1\na = 2\n", b"\xff\xfe"])
 def test_a_file_that_is_no_toml_is_refused_by_name(tmp_path, content):
     file = tmp_path / "bad.toml"
