@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ from agentrl.config.base import parse_config
 from agentrl.journal.archive_file import read_consumed
 from agentrl.journal.archive_names import archive_files
 from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.orchestration.shutdown import first_failure
 from agentrl.scorers.config import find_definition
 from agentrl.scorers.definition import ScorerSetting, TurnScorerConfig
 from agentrl.scoring.queue import ScorerQueue
 from agentrl.scoring.trends import correlation
 from agentrl.scoring.workers import worker_start
 from agentrl.types.episode import Episode
-from agentrl.types.errors import ConfigError, EpisodeError, StorageError
+from agentrl.types.errors import ConfigError, EpisodeError, StalledError, StorageError
 from agentrl.types.score import scored_turns
 from agentrl.types.turn_score import TurnKey, TurnScore
 
@@ -73,21 +75,25 @@ def scorer_config(run: RunDirectory, scorer: str) -> TurnScorerConfig:
 async def rescore(run: RunDirectory, config: TurnScorerConfig, on_progress: OnProgress) -> Rescored:
     """Have the turns of all archived episodes scored; those that the run's file of this scorer has are not asked about.
 
-    Waits for: the scorer, some episodes at a time. Unblocked by: its answers, or its deadline for each batch.
+    Waits for: the scorer, some episodes at a time. Unblocked by: its answers, its deadline for each batch, or the end
+    of its patience.
 
     Raises:
         ConfigError: there is no episode, or the scorer cannot score this run.
+        StalledError: the scorer has not scored a turn within its patience.
         StorageError: the archive cannot be read, or the scores cannot be written.
     """
     file = run.path / "scores" / f"{config.name}.jsonl"
-    known = {score.key: score for score in _read(file)}
-    tally = _Tally(file, known)
-    async with _queue(run, config, tally) as queue:
-        async for episodes, where in _read_episodes(run):
-            for episode in episodes:
-                tally.begin(queue, config, episode)
-            await tally.settle()
-            on_progress(*where)
+    tally = _Tally(file, {score.key: score for score in _read(file)})
+    try:
+        async with _queue(run, config, tally) as queue:
+            async for episodes, where in _read_episodes(run):
+                for episode in episodes:
+                    tally.begin(queue, config, episode)
+                await tally.settle(config)
+                on_progress(*where)
+    except BaseExceptionGroup as group:
+        raise first_failure(group) from None
     if not tally.episodes:
         raise ConfigError(f"the archive of {run.path} holds no episode; it has some once the run has trained on them")
     return tally.result()
@@ -121,10 +127,20 @@ class _Tally:
         self._num_known += len(known)
         self._open.append((episode, known, [queue.ask(turn) for turn in turns if turn.key not in self._known]))
 
-    async def settle(self) -> None:
-        """Waits for: the scores asked for. Unblocked by: the scorer's answers, or its deadline for each batch."""
+    async def settle(self, config: TurnScorerConfig) -> None:
+        """Waits for: the scores asked for. Unblocked by: the scorer's answers, its deadline for each batch, or its
+        patience if there is none. Raises StalledError.
+        """
+        waiting = {score for _, _, asked in self._open for score in asked}
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, timeout=config.patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise StalledError(
+                    f"scorer '{config.name}' has not scored a turn within patience_s = {config.patience_s:g}: mend it "
+                    f"and call again; what it said is in {self._file}"
+                )
         for episode, scores, asked in self._open:
-            answers = list(await asyncio.gather(*asked))
+            answers = [score.result() for score in asked]
             failures = [answer.failure for answer in answers if answer.failure is not None]
             self._failed += len(failures)
             self._failure = self._failure or next(map(str, failures), "")
@@ -154,9 +170,10 @@ class _Tally:
 @asynccontextmanager
 async def _queue(run: RunDirectory, config: TurnScorerConfig, tally: _Tally) -> AsyncIterator[ScorerQueue]:
     """The scorer, at work. Raises ConfigError."""
-    if asked := config.uses_policies():
+    if asked := [name for name in (*config.uses_policies(), config.snapshots_of()) if name]:
         raise ConfigError(
-            f"scorer '{config.name}' asks engines of {', '.join(asked)}, which only a run starts; give a url instead"
+            f"scorer '{config.name}' asks engines of {', '.join(asked)}, which only a run starts; give a table of kind "
+            "teacher with a url instead"
         )
     policies = config.policies or run.config().policies
     models = {policy: run.newest_model(policy) for policy in policies}
@@ -175,13 +192,20 @@ async def _queue(run: RunDirectory, config: TurnScorerConfig, tally: _Tally) -> 
 
 
 def _read(file: Path) -> Iterator[TurnScore]:
-    """The scores of an earlier time; an unfinished last line does not count. Raises StorageError."""
+    """The scores of an earlier time; an unfinished last line is cut off, so that the next begins a line of its own.
+
+    Raises StorageError.
+    """
     if not file.is_file():
         return
-    for line in file.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            return
+    lines = file.read_bytes().split(b"\n")
+    unfinished = lines.pop()
+    if unfinished:
+        os.truncate(file, file.stat().st_size - len(unfinished))
+    for number, line in enumerate(lines, 1):
         try:
             yield codec.from_json(line, TurnScore)
         except msgspec.DecodeError as error:
-            raise StorageError(f"{file} is damaged: {error}; move it away to have all turns scored anew") from error
+            raise StorageError(
+                f"line {number} of {file} is damaged: {error}; move the file away to have all turns scored anew"
+            ) from error

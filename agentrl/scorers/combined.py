@@ -121,10 +121,11 @@ def _find(
     of_episode: Mapping[str, Mapping[str, float | None]],
 ) -> _Said | None:
     """What a source says of a turn; None if it is missing or has failed."""
-    reward = of_episode.get(name, {}).get(key.agent)
-    if reward is not None:
-        return _Said(reward, reward, "")
-    score = of_turns.get(name, {}).get(key)
+    if name not in of_turns:
+        reward = of_episode.get(name, {}).get(key.agent)
+        return None if reward is None else _Said(reward, reward, "")
+    # Such a source has a record of the whole episode as well: the mean of its turns.
+    score = of_turns[name].get(key)
     if score is None or score.failure is not None:
         return None
     return _Said(score.value, score.prior, score.version)

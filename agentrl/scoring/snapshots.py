@@ -11,7 +11,7 @@ from agentrl.inference.fleet import Fleet
 from agentrl.protocols import WeightTransport
 from agentrl.scorers.self_teacher import SelfTeacherConfig
 from agentrl.types.batch import WeightsManifest
-from agentrl.types.errors import EngineError
+from agentrl.types.errors import EngineError, StorageError
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.receipts import check_receipt
 
@@ -29,14 +29,14 @@ class SnapshotTeacher:
         self._kept: deque[WeightsManifest] = deque()
         self._due = asyncio.Event()
         self._next: WeightsManifest | None = None
+        self._taken: WeightsManifest | None = None
         self._last_kept_step = fleet.newest.step
         self._turns, self._changed, self._is_swapping = 0, asyncio.Condition(), False
 
     @property
     def pinned(self) -> set[str]:
         """Folders of staged weights that must stay."""
-        waiting = [self._next] if self._next is not None else []
-        return {manifest.path for manifest in (*self._kept, *waiting)}
+        return {manifest.path for manifest in (*self._kept, self._next, self._taken) if manifest is not None}
 
     @property
     def version(self) -> PolicyVersion:
@@ -70,16 +70,17 @@ class SnapshotTeacher:
         """Take versions as they come due.
 
         Waits for: one. Unblocked by: `published`; ends by cancellation. Raises EngineError if the engine does not take
-        it.
+        it, or cannot read it.
         """
         while True:
             await self._due.wait()
             self._due.clear()
-            manifest = self._next
+            # A newer one may come due while this one is read, whose folder must stay until then.
+            manifest, self._next = self._next, None
             assert manifest is not None
+            self._taken = manifest
             await self._take(manifest)
-            if self._next is manifest:
-                self._next = None
+            self._taken = None
 
     async def _take(self, manifest: WeightsManifest) -> None:
         """Waits for: the turns that are being scored. Unblocked by: these, or their deadlines."""
@@ -93,7 +94,7 @@ class SnapshotTeacher:
             await self._transport.send(member.engine, manifest)
             check_receipt(await member.engine.receipt(), manifest)
             await member.engine.resume()
-        except EngineError as error:
+        except (EngineError, StorageError) as error:
             raise EngineError(f"scorer '{self.config.name}' cannot take version {manifest.version}: {error}") from error
         member.served.append(manifest.version)
         self.fleet.newest = manifest.version

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from agentrl.buffer.step_journal import NoStepJournal
+from agentrl.scorers.combined import CombinedConfig
 from agentrl.scoring.feed import TurnFeed
 from agentrl.scoring.queue import ScorerQueue
-from agentrl.scoring.tier import Known, ScoringTier
+from agentrl.scoring.tier import Judges, Known, ScoringTier
 from agentrl.scoring.workers import LoopWorker, ScoringWorker
 from agentrl.testing.scorers import Answer, FaultyScorer, ScriptedConfig, length_score
 from agentrl.types.environment import ScoreRecord
@@ -107,17 +108,26 @@ class Notes(NoStepJournal):
 
     def __init__(self) -> None:
         self.records: list[ScoreRecord] = []
+        self.turns: list[tuple[str, TurnScore]] = []
 
     async def scored(self, episode_id: str, record: ScoreRecord) -> None:
         self.records.append(record)
 
+    async def turns_scored(self, scorer: str, scores: Sequence[TurnScore]) -> None:
+        self.turns += [(scorer, score) for score in scores]
 
-def a_tier(*lines: Line, required: Sequence[str] = ("len",), known: Known | None = None) -> tuple[ScoringTier, Notes]:
+
+def a_tier(
+    *lines: Line,
+    required: Sequence[str] = ("len",),
+    known: Known | None = None,
+    combined: Sequence[CombinedConfig] = (),
+) -> tuple[ScoringTier, Notes]:
     """A tier of these scorers for the environment of `build_ticket`."""
     notes = Notes()
     feed = TurnFeed(lambda environment, agent: "main")
-    queues = {"fake": [line.queue for line in lines]}
-    return ScoringTier(queues, {"fake": frozenset(required)}, feed, notes, known or {}), notes
+    judges = Judges([line.queue for line in lines], combined, frozenset(required))
+    return ScoringTier({"fake": judges}, feed, notes, known or {}), notes
 
 
 async def until(holds: Callable[[], bool]) -> None:
