@@ -218,13 +218,31 @@ class RunConfig(ConfigModel):
                 )
             acting |= set(agents.values())
         asked = {p for scorer in self.turn_scorers() for p in scorer.uses_policies()}
-        if unknown := sorted(asked - self.policies.keys()):
-            raise ValueError(f"scorers ask policies {unknown}; the recipe has {', '.join(self.policies)}")
+        self._check_policies_of_scorers()
         if idle := sorted(self.policies.keys() - acting - asked):
             raise ValueError(f"policies {idle}: no agent acts by them; name them in environments.NAME.agents")
         if not self.trained:
             raise ValueError("every policy is frozen: nothing would be trained")
         return self
+
+    def _check_policies_of_scorers(self) -> None:
+        """Raises ValueError."""
+        for scorer in self.turn_scorers():
+            followed = [scorer.snapshots_of()] if scorer.snapshots_of() else []
+            named = [*scorer.uses_policies(), *followed, *scorer.policies]
+            if unknown := sorted(set(named) - self.policies.keys()):
+                raise ValueError(
+                    f"scorer '{scorer.name}' names policies {unknown}; the recipe has {', '.join(self.policies)}"
+                )
+            if changing := [name for name in scorer.uses_policies() if not self.policies[name].frozen]:
+                raise ValueError(
+                    f"scorer '{scorer.name}' asks policy '{changing[0]}', whose weights change: set "
+                    f"policies.{changing[0]}.frozen, or take kind self_teacher"
+                )
+            if still := [name for name in followed if self.policies[name].frozen]:
+                raise ValueError(
+                    f"scorer '{scorer.name}' follows policy '{still[0]}', which is frozen: take kind teacher"
+                )
 
     @model_validator(mode="after")
     def _corrects_tokens_of_any_age(self) -> RunConfig:

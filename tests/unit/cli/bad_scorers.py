@@ -7,6 +7,8 @@ from tests.unit.cli.bad_case import Case, train
 _JUDGE = 'kind="judge", name="style", url="http://localhost:1/v1", model="m", rubric="Is it polite?"'
 _SCALED = f"{_JUDGE}, scale=[0, 10]"
 _OWN = "tests.unit.scorers.own_functions"
+_TEACHER = 'kind="teacher", name="t"'
+_SELF = 'kind="self_teacher", name="self"'
 _COMBINED = 'kind="combined", name="all"'
 
 
@@ -56,4 +58,14 @@ CASES: tuple[Case, ...] = (
     _scored("clip", f"{_COMBINED}, parts={{verifier=1.0}}, clip=[1, 1]", says=("clip [1.0, 1.0] has no room",)),
     _scored("endless", f"{_COMBINED}, parts={{verifier=inf}}", says=("parts.verifier: ", "finite")),
     _scored("asking", f'{_COMBINED}, parts={{verifier=1.0}}, late="drop"', says=("['late'] mean nothing",)),
+    _scored("teacher-of-nothing", _TEACHER, says=("scorer 't'", "give `policy`", "or `url`")),
+    _scored("two-teachers", f'{_TEACHER}, policy="main", url="http://a"', says=("scorer 't'", "give `policy`")),
+    _scored("teacher-unknown", f'{_TEACHER}, policy="big"',
+            says=("scorer 't' names policies ['big']", "the recipe has main")),
+    _scored("teacher-trained", f'{_TEACHER}, policy="main"',
+            says=("scorer 't' asks policy 'main', whose weights change", "frozen", "self_teacher")),
+    _scored("self-of-nobody", _SELF, says=("scorer 'self'", "policy is missing")),
+    _scored("self-unknown", f'{_SELF}, policy="big"', says=("scorer 'self' names policies ['big']", "has main")),
+    _scored("self-at-once", f'{_SELF}, policy="main", interval_steps=0', says=("scorer 'self'", "interval_steps")),
+    _scored("of-policies", f'{_SCALED}, policies=["big"]', says=("scorer 'style' names policies ['big']",)),
 )  # fmt: skip
