@@ -11,18 +11,14 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.algorithms.config import AlgorithmConfig
-from agentrl.algorithms.credit_config import (
-    OutcomeCreditConfig,
-    SameStateCreditConfig,
-    TeacherCreditConfig,
-    credit_columns,
-)
+from agentrl.algorithms.credit_config import credit_columns
 from agentrl.buffer.config import BufferConfig
 from agentrl.config.base import ConfigModel, parse_config
 from agentrl.config.loading import load_table
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineConfig, FleetConfig
 from agentrl.journal.config import JournalConfig
+from agentrl.orchestration.credit_checks import check_credit, check_credit_of_samples
 from agentrl.rollouts.config import LimitsConfig, RolloutConfig, SamplingConfig, ScaffoldConfig
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.scorers.combined import CombinedConfig, in_order
@@ -257,34 +253,15 @@ class RunConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
-    def _credit_has_its_scorer(self) -> RunConfig:
-        for name in self.trained:
-            wanted = credit_columns(self.policies[name].algorithm.credit).scorer
-            for played in self.played_by(name) if wanted else ():
-                names = [s.name for s in self.environments[played].scorers if isinstance(s, TurnScorerConfig)]
-                if wanted not in names:
-                    raise ValueError(
-                        f"policies.{name}.algorithm.credit.scorer: environments.{played} has no scorer of turns "
-                        f"'{wanted}', only {names}; add one to environments.{played}.scorers"
-                    )
-        return self
-
-    @model_validator(mode="after")
     def _credit_is_sound(self) -> RunConfig:
         for name in self.trained:
-            credit, sampling = self.policies[name].algorithm.credit, self.sampling_of(name)
-            by_outcome = isinstance(credit, OutcomeCreditConfig | SameStateCreditConfig)
-            if not by_outcome and self.buffer_of(name).group_filter == "spread":
-                raise ValueError(
-                    f'policies.{name}.algorithm.credit.kind = "{credit.kind}" also learns from groups whose rewards '
-                    'agree, and is biased without them: set buffer.group_filter = "none"'
-                )
-            is_changed = sampling.temperature != 1 or sampling.top_k is not None or sampling.top_p < 1
-            if isinstance(credit, TeacherCreditConfig) and is_changed:
-                raise ValueError(
-                    f'policies.{name}.algorithm.credit.kind = "teacher" compares log-probabilities with a teacher\'s '
-                    "at temperature 1 over all tokens: sample so, with temperature 1, without top_k and with top_p 1"
-                )
+            credit = self.policies[name].algorithm.credit
+            scorers = {
+                played: [s.name for s in self.environments[played].scorers if isinstance(s, TurnScorerConfig)]
+                for played in self.played_by(name)
+            }
+            check_credit(name, credit, scorers)
+            check_credit_of_samples(name, credit, self.sampling_of(name), self.buffer_of(name))
         return self
 
     @model_validator(mode="after")
