@@ -85,15 +85,12 @@ async def rescore(run: RunDirectory, config: TurnScorerConfig, on_progress: OnPr
     """
     file = run.path / "scores" / f"{config.name}.jsonl"
     tally = _Tally(file, {score.key: score for score in _read(file)})
-    try:
-        async with _queue(run, config, tally) as queue:
-            async for episodes, where in _read_episodes(run):
-                for episode in episodes:
-                    tally.begin(queue, config, episode)
-                await tally.settle(config)
-                on_progress(*where)
-    except BaseExceptionGroup as group:
-        raise first_failure(group) from None
+    async with _queue(run, config, tally) as queue:
+        async for episodes, where in _read_episodes(run):
+            for episode in episodes:
+                tally.begin(queue, config, episode)
+            await tally.settle(config)
+            on_progress(*where)
     if not tally.episodes:
         raise ConfigError(f"the archive of {run.path} holds no episode; it has some once the run has trained on them")
     return tally.result()
@@ -169,7 +166,7 @@ class _Tally:
 
 @asynccontextmanager
 async def _queue(run: RunDirectory, config: TurnScorerConfig, tally: _Tally) -> AsyncIterator[ScorerQueue]:
-    """The scorer, at work. Raises ConfigError."""
+    """The scorer, at work. Raises ConfigError, and what its line or the block raises, by itself."""
     if asked := [name for name in (*config.uses_policies(), config.snapshots_of()) if name]:
         raise ConfigError(
             f"scorer '{config.name}' asks engines of {', '.join(asked)}, which only a run starts; give a table of kind "
@@ -183,12 +180,15 @@ async def _queue(run: RunDirectory, config: TurnScorerConfig, tally: _Tally) -> 
         await queue.open()
     except EpisodeError as error:
         raise ConfigError(str(error)) from error
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run(), name="rescore")
-        try:
-            yield queue
-        finally:
-            running.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(queue.run(), name="rescore")
+            try:
+                yield queue
+            finally:
+                running.cancel()
+    except BaseExceptionGroup as failures:
+        raise first_failure(failures) from None
 
 
 def _read(file: Path) -> Iterator[TurnScore]:

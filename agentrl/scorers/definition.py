@@ -94,7 +94,7 @@ class Snapshot(Protocol):
     fleet: Fleet
 
     def scoring(self) -> AbstractAsyncContextManager[None]:
-        """Score a turn within the block, by one version."""
+        """Score turns within the block, by one version."""
 
 
 @dataclass(frozen=True, slots=True)

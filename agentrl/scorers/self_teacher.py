@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -38,7 +37,7 @@ class SelfTeacherConfig(TurnScorerConfig):
 
 
 class SelfTeacherScorer:
-    """Asks the snapshot's engine, never while it takes another version."""
+    """Asks the snapshot's engine; a batch is scored by one version."""
 
     def __init__(self, setting: ScorerSetting, config: SelfTeacherConfig) -> None:
         self._snapshot = setting.snapshots[config.name]
@@ -46,15 +45,11 @@ class SelfTeacherScorer:
 
     async def score(self, turns: Sequence[ScoredTurn]) -> Sequence[TurnScore]:
         """The log-probabilities of each reply. Raises EpisodeError (unreachable) if the engine does not serve."""
-        found = await asyncio.gather(*(self._score(turn) for turn in turns))
-        return [score for scores in found for score in scores]
+        async with self._snapshot.scoring():
+            return await self._teacher.score(turns)
 
     async def close(self) -> None:
         """The engine is the run's."""
-
-    async def _score(self, turn: ScoredTurn) -> Sequence[TurnScore]:
-        async with self._snapshot.scoring():
-            return await self._teacher.score([turn])
 
 
 async def build(config: SelfTeacherConfig, setting: ScorerSetting) -> SelfTeacherScorer:

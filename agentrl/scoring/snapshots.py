@@ -19,8 +19,8 @@ from agentrl.weights.receipts import check_receipt
 class SnapshotTeacher:
     """Follows the publications of a policy with an engine of its own, `lag_steps` behind, every `interval_steps`.
 
-    The engine is never restarted: it is paused, swaps and shows its receipt between two turns that it scores, so a turn
-    is scored by one version. `fleet` has that engine alone. Staged folders that it will need are `pinned`.
+    The engine is never restarted: it is paused, swaps and shows its receipt between two batches that it scores, so that
+    one version scores a batch. `fleet` has that engine alone. Staged folders that it will need are `pinned`.
     """
 
     def __init__(self, config: SelfTeacherConfig, fleet: Fleet, transport: WeightTransport) -> None:
@@ -31,7 +31,7 @@ class SnapshotTeacher:
         self._next: WeightsManifest | None = None
         self._taken: WeightsManifest | None = None
         self._last_kept_step = fleet.newest.step
-        self._turns, self._changed, self._is_swapping = 0, asyncio.Condition(), False
+        self._batches, self._changed, self._is_swapping = 0, asyncio.Condition(), False
 
     @property
     def pinned(self) -> set[str]:
@@ -55,15 +55,15 @@ class SnapshotTeacher:
 
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
-        """Score a turn within the block. Waits for: a swap that is under way. Unblocked by: its end."""
+        """Score turns within the block. Waits for: a swap that is under way. Unblocked by: its end."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._is_swapping)
-            self._turns += 1
+            self._batches += 1
         try:
             yield
         finally:
             async with self._changed:
-                self._turns -= 1
+                self._batches -= 1
                 self._changed.notify_all()
 
     async def run(self) -> None:
@@ -83,10 +83,10 @@ class SnapshotTeacher:
             self._taken = None
 
     async def _take(self, manifest: WeightsManifest) -> None:
-        """Waits for: the turns that are being scored. Unblocked by: these, or their deadlines."""
+        """Waits for: the batches that are being scored. Unblocked by: these, or their deadlines."""
         async with self._changed:
             self._is_swapping = True
-            await self._changed.wait_for(lambda: not self._turns)
+            await self._changed.wait_for(lambda: not self._batches)
         (member,) = self.fleet.members.values()
         try:
             await self._transport.prepare(member.engine, manifest)

@@ -11,9 +11,10 @@ import torch
 from engine_server import EngineCalls, EngineServer, Reference
 from transformers import AutoModelForTokenClassification
 
-from agentrl.scorers import prm_engine
+from agentrl.scorers import prm_engine, teacher
 from agentrl.scorers.definition import ScorerSetting
 from agentrl.scorers.prm_engine import ClassificationForm, GenerativeForm, PrmEngineConfig, PrmEngineScorer
+from agentrl.scorers.teacher import TeacherConfig
 from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.types.turn_score import ScoredTurn, TurnKey, check_turn_score, token_digest
 
@@ -99,5 +100,33 @@ async def test_a_context_that_sglang_finds_too_long_fails_alone(reward_engine: E
     refused, scored = await scorer.score([turn(5000, 10), TURNS[0]])
     assert refused.failure is not None
     assert refused.failure.kind == "refused"
+    assert scored.failure is None
+    await scorer.close()
+
+
+async def test_a_teacher_gives_hugging_faces_log_probabilities_of_each_replys_tokens(
+    engine: EngineCalls, reference: Reference
+) -> None:
+    model = engine.server.model
+    config = TeacherConfig(name="teacher", url=engine.server.url, call_s=120.0)
+    scorer = await teacher.build(config, ScorerSetting({"main": model}))
+    # The opening of a context has no distribution to be drawn from: a reply begins behind it.
+    asked = [*TURNS, turn(9, 1), turn(14, 13)]
+    for one, score in zip(asked, await scorer.score(asked), strict=True):
+        ids = one.token_ids.tolist()
+        expected = reference.sampled(model, ids[: one.reply_start], ids[one.reply_start :])
+        logprobs = check_turn_score(one, score).logprobs
+        assert logprobs is not None
+        assert logprobs.tolist() == pytest.approx(expected, abs=1e-4)
+        assert (score.value, score.prior, score.version) == (None, None, "teacher:0.0")
+    await scorer.close()
+
+
+async def test_a_context_that_is_too_long_for_a_teacher_fails_alone(engine: EngineCalls) -> None:
+    config = TeacherConfig(name="teacher", url=engine.server.url, call_s=120.0)
+    scorer = await teacher.build(config, ScorerSetting({"main": engine.server.model}))
+    refused, scored = await scorer.score([turn(5000, 10), TURNS[0]])
+    assert refused.logprobs is None
+    assert refused.failure is not None
     assert scored.failure is None
     await scorer.close()

@@ -18,6 +18,7 @@ from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.generation import FinishReason, Generation
 from agentrl.types.message import Message, Role, ToolCall
 from agentrl.types.task import Split, Task
+from agentrl.types.turn_score import TurnKey, TurnScore, token_digest
 from agentrl.types.version import PolicyVersion, VersionSpan
 
 V = PolicyVersion(0, 3)
@@ -170,3 +171,32 @@ async def test_a_journal_of_a_living_process_is_refused(tmp_path: Path) -> None:
     holder.kill()
     await holder.wait()
     assert Claim.take(tmp_path / "journal").token == 2
+
+
+def of_turn(turn: int, ids: list[int], value: float) -> e.TurnScored:
+    """What a scorer said of a turn while it was played; the tier writes it, and holds no lease."""
+    key = TurnKey(TICKET.episode_id, "agent", turn, token_digest(np.array(ids, np.int32)))
+    return e.TurnScored(e.NO_HOLDER, "prm", TurnScore(key, "prm:1", value))
+
+
+def test_scores_of_turns_between_two_holders_are_neither_counted_nor_cut_off() -> None:
+    """The first holder wrote 3 entries, of which the second found 2: it took over before the second turn arrived."""
+    opening, lost, drawn = [5, 6, 7, 8], [5, 6, 9], [5, 6, 10, 11]
+    held = [leased(1), turned(1, 0, [7, 8]), of_turn(0, opening, 0.5), turned(1, 1, [9]), of_turn(1, lost, 0.9)]
+    life = build_history([*held, leased(2, taken_over=2), turned(2, 1, [10, 11]), of_turn(1, drawn, 0.25)])
+    assert life is not None
+    assert life.is_whole
+    assert life.fenced == 1
+    assert [turn.nodes[-1].token_ids.tolist() for turn in life.turns] == [[7, 8], [10, 11]]
+    assert len(life.turn_scores["prm"]) == 3, "all that was said of the episode's turns stays on record"
+    scores = life.episode().turn_scores["prm"]
+    assert [(score.key.turn, score.value) for score in scores] == [(0, 0.5), (1, 0.25)]
+
+
+def test_the_first_score_of_a_turn_stands_and_each_scorer_has_its_own() -> None:
+    once, twice = of_turn(0, [5, 6, 7], 0.5), of_turn(0, [5, 6, 7], 0.75)
+    other = e.TurnScored(e.NO_HOLDER, "judge", of_turn(0, [5, 6, 7], 3.0).score)
+    life = build_history([leased(1), turned(1, 0, [7]), once, twice, other])
+    assert life is not None
+    found = {name: [score.value for score in scores] for name, scores in life.episode().turn_scores.items()}
+    assert found == {"prm": [0.5], "judge": [3.0]}

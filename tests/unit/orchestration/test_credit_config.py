@@ -129,3 +129,70 @@ def test_a_step_that_is_taken_retaken_or_replayed_has_the_same_columns():
     # Prompt of 3, reply of 2, context of 2, reply of 1.
     assert columns(first) == columns(again) == columns(replayed) == [[0, 0, 0, 0.5, 0.5, 0, 0, 0.5]] * 2
     assert np.concatenate([t.turn_rewards for e in first.episodes for t in e.trajectories]).tolist() == [0.0] * 16
+
+
+BIG = {"main": {"model": "/model"}, "big": {"model": "/big", "frozen": True}}
+ASKS_BIG = {"kind": "teacher", "name": "teacher", "policy": "big"}
+
+
+def scored_by(*scorers: dict[str, Any], **sections: Any) -> RunConfig:
+    """A recipe whose environment has the verifier and these scorers."""
+    environment = {"name": "sql", "scorers": [{"kind": "verifier"}, *scorers]}
+    table = {"name": "test", "steps": 1, "policies": BIG, "environment": environment, **sections}
+    return parse_config(RunConfig, table, "recipe.toml")
+
+
+def test_a_frozen_policy_that_a_scorer_asks_needs_no_agent():
+    recipe = scored_by(ASKS_BIG)
+    assert recipe.agents_of("sql") == {"agent": "main"}
+    assert (recipe.trained, recipe.trained_in("sql"), recipe.played_by("big")) == (("main",), ("main",), ())
+
+
+def test_a_frozen_policy_that_nobody_asks_needs_one():
+    with pytest.raises(ConfigError, match="agents is missing: it says which agent acts by which"):
+        scored_by()
+
+
+def test_a_policy_that_a_scorer_asks_may_act_where_it_is_said_to():
+    agents = {"one": "main", "other": "big"}
+    environment = {"name": "sql", "scorers": [{"kind": "verifier"}, ASKS_BIG], "agents": agents}
+    assert scored_by(environment=environment).agents_of("sql") == agents
+
+
+def test_a_self_teacher_judges_its_own_policy_alone_and_follows_none_that_is_frozen():
+    own = {"kind": "self_teacher", "name": "self", "policy": "main"}
+    agents = {"one": "main", "other": "big"}
+    environment = {"name": "sql", "scorers": [{"kind": "verifier"}, own], "agents": agents}
+    (scorer,) = scored_by(environment=environment).turn_scorers()
+    assert (scorer.snapshots_of(), scorer.uses_policies(), scorer.policies) == ("main", (), ("main",))
+    with pytest.raises(ConfigError, match="scorer 'self' follows policy 'big', which is frozen: take kind teacher"):
+        scored_by(ASKS_BIG, {**own, "policy": "big"})
+
+
+def of_turns(name: str, **options: Any) -> dict[str, Any]:
+    return {"kind": f"{__name__}:TURNS", "name": name, **options}
+
+
+def sum_of(name: str, *parts: str, **options: Any) -> dict[str, Any]:
+    return {"kind": "combined", "name": name, "parts": dict.fromkeys(parts, 1.0), **options}
+
+
+@pytest.mark.parametrize(
+    ("scorers", "required"),
+    [
+        ([of_turns("idle")], ()),
+        ([of_turns("weighed", weight=0.5), of_turns("idle")], ("weighed",)),
+        ([of_turns("waits", late="wait"), of_turns("drops", late="drop")], ("waits", "drops")),
+        ([of_turns("part"), sum_of("all", "part")], ()),
+        ([of_turns("part"), of_turns("idle"), sum_of("all", "part", weight=0.5)], ("part", "all")),
+        ([sum_of("outer", "inner", weight=0.5), sum_of("inner", "part"), of_turns("part")], ("outer", "inner", "part")),
+    ],
+)
+def test_required_is_what_a_reward_needs_and_what_that_is_made_of(scorers, required):
+    agents = {"one": "main", "other": "big"}
+    environment = {"name": "sql", "scorers": [{"kind": "verifier"}, *scorers], "agents": agents}
+    assert scored_by(environment=environment).required_scorers("sql") == ("verifier", *required)
+
+
+def test_what_a_credit_needs_is_required():
+    assert config(SHAPING, "prm", "other").required_scorers("sql") == ("verifier", "prm")
