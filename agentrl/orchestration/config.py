@@ -22,7 +22,7 @@ from agentrl.orchestration.credit_checks import check_credit, check_credit_of_sa
 from agentrl.rollouts.config import LimitsConfig, RolloutConfig, SamplingConfig, ScaffoldConfig
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.scorers.combined import CombinedConfig, in_order
-from agentrl.scorers.config import ScorerConfig, VerifierConfig
+from agentrl.scorers.config import ScorerConfig, VerifierConfig, check_policies
 from agentrl.scorers.definition import TurnScorerConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import TrainerConfig
@@ -214,31 +214,13 @@ class RunConfig(ConfigModel):
                 )
             acting |= set(agents.values())
         asked = {p for scorer in self.turn_scorers() for p in scorer.uses_policies()}
-        self._check_policies_of_scorers()
+        for scorer in self.turn_scorers():
+            check_policies(scorer, {name: policy.frozen for name, policy in self.policies.items()})
         if idle := sorted(self.policies.keys() - acting - asked):
             raise ValueError(f"policies {idle}: no agent acts by them; name them in environments.NAME.agents")
         if not self.trained:
             raise ValueError("every policy is frozen: nothing would be trained")
         return self
-
-    def _check_policies_of_scorers(self) -> None:
-        """Raises ValueError."""
-        for scorer in self.turn_scorers():
-            followed = [scorer.snapshots_of()] if scorer.snapshots_of() else []
-            named = [*scorer.uses_policies(), *followed, *scorer.policies]
-            if unknown := sorted(set(named) - self.policies.keys()):
-                raise ValueError(
-                    f"scorer '{scorer.name}' names policies {unknown}; the recipe has {', '.join(self.policies)}"
-                )
-            if changing := [name for name in scorer.uses_policies() if not self.policies[name].frozen]:
-                raise ValueError(
-                    f"scorer '{scorer.name}' asks policy '{changing[0]}', whose weights change: set "
-                    f"policies.{changing[0]}.frozen, or take kind self_teacher"
-                )
-            if still := [name for name in followed if self.policies[name].frozen]:
-                raise ValueError(
-                    f"scorer '{scorer.name}' follows policy '{still[0]}', which is frozen: take kind teacher"
-                )
 
     @model_validator(mode="after")
     def _corrects_tokens_of_any_age(self) -> RunConfig:

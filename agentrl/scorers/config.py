@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag
@@ -69,6 +70,24 @@ ScorerConfig = Annotated[
     Discriminator(_tag),
 ]
 """One scorer, by its `kind`: ``verifier``, ``function``, or a registered kind of scorers of turns."""
+
+
+def check_policies(scorer: TurnScorerConfig, frozen: Mapping[str, bool]) -> None:
+    """Whether the policies that a scorer names are there, and can be what it wants of them; `frozen` has a recipe's.
+
+    Raises:
+        ValueError: they are not.
+    """
+    asked, followed = scorer.uses_policies(), [name for name in (scorer.snapshots_of(),) if name]
+    if unknown := sorted({*asked, *followed, *scorer.policies} - frozen.keys()):
+        raise ValueError(f"scorer '{scorer.name}' names policies {unknown}; the recipe has {', '.join(frozen)}")
+    if changing := [name for name in asked if not frozen[name]]:
+        raise ValueError(
+            f"scorer '{scorer.name}' asks policy '{changing[0]}', whose weights change: set "
+            f"policies.{changing[0]}.frozen, or take kind self_teacher"
+        )
+    if still := [name for name in followed if frozen[name]]:
+        raise ValueError(f"scorer '{scorer.name}' follows policy '{still[0]}', which is frozen: take kind teacher")
 
 
 def find_definition(kind: str) -> ScorerDefinition[Any]:

@@ -159,7 +159,7 @@ def test_a_scorer_that_cannot_score_an_archive_is_refused_in_one_line(run: Path,
 
 
 def test_a_scorer_that_is_out_of_reach_is_waited_for_as_long_as_its_patience(run: Path) -> None:
-    table = f'{{kind = "{__name__}:absent", name = "x", patience_s = 0.5}}'
+    table = '{kind = "tests.integration.test_scored_runs:absent", name = "x", patience_s = 0.5}'
     refused = runs.agentrl("rescore", run, "--scorer", table)
     assert refused.returncode == 1
     assert "Traceback" not in refused.stderr
