@@ -18,7 +18,7 @@ from agentrl.rollouts.config import SamplingConfig
 def check_credit(policy: str, credit: CreditConfig, scorers: Mapping[str, Sequence[str]]) -> None:
     """Whether there is the scorer that a credit goes by.
 
-    `scorers` has the names of the scorers of turns of each environment that the policy is trained on. Raises ValueError.
+    `scorers` has the names of scorers of turns, by the environments that the policy is trained on. Raises ValueError.
     """
     wanted = credit_columns(credit).scorer
     for environment, names in scorers.items():

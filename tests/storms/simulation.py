@@ -279,7 +279,7 @@ async def simulate(
     buffer = MemoryBuffer(terms, tasks, {}, Ledger(recorder.write_ledger_line))
     recorder.follow({"main": list(sections)})
     hosts, journal = await build_hosts(config, run.logs), RunJournal.none()
-    tier = build_tier(config, {}, run.logs, journal.buffer, {})
+    tier = build_tier(config, {}, {}, run.logs, journal.buffer, {})
     await tier.open()
     parts = RunParts(
         config=config,

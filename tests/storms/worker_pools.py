@@ -123,7 +123,7 @@ async def playing(
     journal = RunJournal.open(Claim.take(run.journal), run, config, progress, set(), False)
     hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0)
     routers = {"main": EngineRouter(Fleet([engine], FIRST))}
-    tier = build_tier(config, {"main": [engine]}, run.logs, journal.buffer, journal.turn_scores())
+    tier = build_tier(config, {}, {}, run.logs, journal.buffer, journal.turn_scores())
     pool = build_pool(config, run.logs, routers, {"main": chat}, hosts, journal, tier.played)
     await tier.open()
     judging = asyncio.create_task(tier.run())
