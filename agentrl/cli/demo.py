@@ -95,10 +95,12 @@ def fit_prm(config: RunConfig, output: Path) -> PrmReport:
     from agentrl.trainer.reward_fit import FitOptions
 
     policy = chosen_policy(config, None)
-    training = PrmTraining(output, config.policies[policy].model, policy, labeller(OUTCOME, policy), is_replacing=True)
+    settings = config.policies[policy]
+    training = PrmTraining(output, settings.model, policy, labeller(OUTCOME, policy), is_replacing=True)
+    options = FitOptions(threads=settings.trainer.threads, seed=config.seed)
     with PhaseProgress() as progress:
         episodes = run_async(played_episodes(config, policy, _PRM_EPISODES, progress))
-        report = run_async(training.fit(episodes, FitOptions(seed=config.seed), progress))
+        report = run_async(training.fit(episodes, options, progress))
         print_report(report, output, progress)
     return report
 
