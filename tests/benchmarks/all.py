@@ -30,6 +30,7 @@ BENCHMARKS = (
     "power_loss",
     "control",
     "two_policies",
+    "distillation",
 )
 ON_REQUEST = (
     "abort_storm_sglang",

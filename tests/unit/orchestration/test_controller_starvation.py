@@ -62,6 +62,7 @@ async def test_a_run_whose_every_episode_is_withheld_ends_before_its_last_step()
         run=machine,
         pool=SimpleNamespace(metrics=dict),
         scoring=SimpleNamespace(counts={}),
+        snapshots=(),
         trainer=lambda policy: machine,
         counted=lambda policy: {},
     )

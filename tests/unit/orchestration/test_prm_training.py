@@ -149,7 +149,7 @@ async def test_a_model_is_replaced_only_where_that_is_asked_for_and_by_another_v
     with pytest.raises(ConfigError, match="exists already; remove it, choose another output, or give --replace"):
         PrmTraining(tmp_path / "prm", tiny_model, "main", label)
     again = PrmTraining(tmp_path / "prm", tiny_model, "main", label, is_replacing=True)
-    second = await again.fit(made, replace(FAST, learning_rate=3e-3), _Silent())
+    second = await again.fit(made, replace(FAST, learning_rate=FAST.learning_rate / 3), _Silent())
     assert stated_version(tmp_path / "prm") == second.version != first.version
     with pytest.raises(ConfigError, match="is no reward model, and is not replaced by one"):
         PrmTraining(tiny_model, tiny_model, "main", label, is_replacing=True)

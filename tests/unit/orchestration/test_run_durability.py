@@ -53,6 +53,7 @@ async def checkpoint(run: RunDirectory, journal: RunJournal, step: int, meanwhil
         start=SimpleNamespace(versions={"main": PolicyVersion(0, 0)}, number=step - 1),
         trainer=lambda policy: SimpleNamespace(save=save),
         recorder=SimpleNamespace(finish_ledger=finish_ledger),
+        snapshots=(),
         buffer=SimpleNamespace(frontiers=lambda steps: {"fake": FrontierState(1)}, journal=journal.buffer),
     )
     controller = Controller(parts)  # type: ignore[arg-type]
