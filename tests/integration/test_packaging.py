@@ -55,6 +55,7 @@ TRAINING = {
     "runs check": ["run"],
     "model check": ["model"],
     "prm train": ["run", "--output", "prm"],
+    "rescore": ["run", "--scorer", "prm"],
 }
 SERVING = {"env serve": ["sql"]}
 READING = {
@@ -178,7 +179,8 @@ def test_the_base_install_reads_recipes_runs_and_plugins(base: Path, tmp_path: P
     assert (runs.returncode, "sql-demo-seed0" in runs.stdout) == (0, True), runs.stderr
     plugins = agentrl(base, tmp_path, "env", "list")
     assert (plugins.returncode, "agentrl_environments.sql:definition" in plugins.stdout) == (0, True), plugins.stderr
-    assert set(TRAINING) <= set(agentrl(base, tmp_path, "--help").stdout.split()) | {"model check", "runs check"}
+    of_groups = {"model check", "prm train", "runs check"}
+    assert set(TRAINING) <= set(agentrl(base, tmp_path, "--help").stdout.split()) | of_groups
 
 
 @pytest.mark.parametrize("command", sorted(TRAINING))
