@@ -218,8 +218,6 @@ class _Assembly:
         found = {}
         for scorer in (s for s in self.config.turn_scorers() if isinstance(s, SelfTeacherConfig)):
             policy = scorer.policy
-            if policy not in self.config.trained:
-                raise ConfigError(f"scorer '{scorer.name}': no trained policy '{policy}' to be its own teacher")
             model, version = _first_model(self.config, self.start, policy), self.start.versions[policy]
             engine = await self.runtime.start_side_engine(scorer.name, policy, model, version)
             transport = evaluation_transport(self.config.policies[policy])
@@ -326,8 +324,8 @@ async def start_evaluator(
     models: Mapping[str, Path],
     versions: Mapping[str, PolicyVersion],
 ) -> Evaluator:
-    """An evaluator with an engine of its own for each policy. Raises ConfigError or EngineError."""
-    names = list(config.policies)
+    """An evaluator with an engine of its own for each policy that acts. Raises ConfigError or EngineError."""
+    names = config.acting
     started = await asyncio.gather(
         *(runtime.start_side_engine("evaluation", name, models[name], versions[name]) for name in names)
     )

@@ -298,6 +298,12 @@ class RunConfig(ConfigModel):
             )
         return {SOLE_AGENT: acting[0]}
 
+    @property
+    def acting(self) -> tuple[str, ...]:
+        """Policies that some agent acts by; the others are asked by scorers alone."""
+        acting = {policy for name in self.environments for policy in self.agents_of(name).values()}
+        return tuple(name for name in self.policies if name in acting)
+
     def turn_scorers(self) -> list[TurnScorerConfig]:
         """The scorers of turns of all environments."""
         sections = self.environments.values()

@@ -104,7 +104,7 @@ def build_runners(
     gateway: Gateway,
 ) -> dict[str, EpisodeRunner]:
     """A runner for each environment, over an engine or a router of engines for each policy. Raises ConfigError."""
-    players = {policy: _build_player(config, policy, engines[policy], chats[policy]) for policy in config.policies}
+    players = {policy: _build_player(config, policy, engines[policy], chats[policy]) for policy in config.acting}
     return {
         name: EpisodeRunner(
             players={agent: players[policy] for agent, policy in config.agents_of(name).items()},
@@ -132,13 +132,12 @@ def build_tier(
     Raises ConfigError.
     """
     served = {name: ServedPolicy(config.policies[name].model, fleet) for name, fleet in fleets.items()}
-    acting = [policy for name in config.environments for policy in config.agents_of(name).values()]
     shared: dict[str, ScorerQueue] = {}
 
     def queue(scorer: TurnScorerConfig) -> ScorerQueue:
         settings = scorer.model_dump_json()
         if settings not in shared:
-            models = {policy: config.policies[policy].model for policy in scorer.policies or acting}
+            models = {policy: config.policies[policy].model for policy in scorer.policies or config.acting}
             setting = ScorerSetting(models, {name: served[name] for name in scorer.uses_policies()}, snapshots)
             shared[settings] = ScorerQueue(scorer, worker_start(scorer, setting, logs), journal.turns_scored)
         return shared[settings]

@@ -22,7 +22,6 @@ from agentrl.orchestration.model_files import ModelFiles, context_tokens, read_m
 from agentrl.orchestration.players import build_scaffold, build_scorers, routing_of
 from agentrl.rollouts.config import LimitsConfig, ScaffoldConfig
 from agentrl.scorers.config import find_definition
-from agentrl.scorers.definition import TurnScorerConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types.errors import ConfigError
 
@@ -48,12 +47,14 @@ def check_resumed(config: RunConfig) -> None:
 def check_recipe(config: RunConfig) -> None:
     """Everything but the models, which need not be there yet. Raises ConfigError."""
     check_players(config)
+    for scorer in config.turn_scorers():
+        find_definition(scorer.kind).check(scorer)
     is_evaluated = any(map(config.is_evaluated, config.trained))
     for name, policy in config.policies.items():
         where = f"policies.{name}"
         if not policy.frozen:
             check_device(policy.trainer, f"{where}.trainer")
-        if is_evaluated and isinstance(policy.engine, AttachedEngineConfig):
+        if is_evaluated and name in config.acting and isinstance(policy.engine, AttachedEngineConfig):
             raise ConfigError(
                 f"{where}.engine is attached, and evaluation needs an engine of its own: set evaluation.interval_steps "
                 "= 0 and evaluation.final_tasks = 0, or have the run start engines"
@@ -66,7 +67,8 @@ def check_evaluation(config: RunConfig, evaluated: str, models: Mapping[str, Pat
     if not any(config.environments[name].evaluated for name in config.played_by(evaluated)):
         raise ConfigError(f"no environment in which policy '{evaluated}' is trained has evaluated = true; set it there")
     check_players(config)
-    for name, policy in config.policies.items():
+    for name in config.acting:
+        policy = config.policies[name]
         if isinstance(policy.engine, AttachedEngineConfig):
             raise ConfigError(
                 f"policies.{name}.engine is attached, and an evaluation starts its own: give a recipe, and "
@@ -82,9 +84,6 @@ def check_players(config: RunConfig) -> None:
     for section in config.environments.values():
         check_scaffold(section.scaffold, plays_here=config.rollout.workers == 0)
         check_environment(section)
-        for scorer in section.scorers:
-            if isinstance(scorer, TurnScorerConfig):
-                find_definition(scorer.kind).check(scorer)
     build_scorers(config)
     if ":" not in config.sandbox.kind:
         registry.find_plugin(registry.SANDBOXES, config.sandbox.kind)

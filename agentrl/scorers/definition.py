@@ -51,7 +51,7 @@ class TurnScorerConfig(ConfigModel):
     """What becomes of an episode whose turns it has not all judged `deadline_s` after the end of play: it goes on
     waiting (for `patience_s`, then the run stops), it is dropped, or it counts by its outcome alone."""
     deadline_s: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds from the end of play until its scores are late."""
+    """Seconds until its scores are late, from the end of play and of what functions of episodes say."""
     patience_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that an episode waits under ``late = "wait"`` before the run stops and names this scorer; less than
     `buffer.stall_s`, so that it is this scorer which is named."""

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.protocols import Scorer
 from agentrl.scorers.definition import UNREACHABLE, ScorerDefinition, ScorerSetting, TurnScorerConfig
 from agentrl.scorers.rubric import RESPONSE_FORMATS, Rubric
+from agentrl.scorers.served_models import read_token
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.turn_score import ScoredTurn, TurnKey, TurnScore
 
@@ -162,11 +162,7 @@ def check_judge(config: JudgeConfig) -> None:
     """Whether a judge can be asked from here, as far as shows without asking it. Raises ConfigError."""
     if importlib.util.find_spec("openai") is None:
         raise ConfigError(f"scorer '{config.name}' needs the package openai: pip install 'agentrl[judge]'")
-    variable = config.api_key_variable
-    if variable is not None and not os.environ.get(variable):
-        raise ConfigError(
-            f"scorer '{config.name}': the environment variable {variable} is not set; put the API's key there"
-        )
+    read_token(config.name, config.api_key_variable)
 
 
 async def build_judge(config: JudgeConfig, setting: ScorerSetting) -> Judge:
@@ -179,7 +175,7 @@ async def build_judge(config: JudgeConfig, setting: ScorerSetting) -> Judge:
 
     tokenizers = {policy: FastTokenizer.load(model) for policy, model in setting.models.items()}
     # The SDK wants a key even where the server does not, and would take that of OpenAI from the environment.
-    key = os.environ[config.api_key_variable] if config.api_key_variable else "none"
+    key = read_token(config.name, config.api_key_variable) or "none"
     endpoint = JudgeEndpoint(config.url, config.model, key, config.answer_s)
     judge = Judge(Rubric(config.rubric, config.scale), endpoint, config, tokenizers)
     if config.check:

@@ -19,7 +19,7 @@ from pydantic import Field
 from agentrl.models.reward_folder import FolderChangingError, stated_version
 from agentrl.process.threads import run_in_thread
 from agentrl.scorers.definition import ScorerDefinition, ScorerSetting, TurnScorerConfig
-from agentrl.tokens.vocabulary import vocabulary_difference
+from agentrl.scorers.served_models import check_tokenizer
 from agentrl.types.errors import AgentRLError, Boundary, ConfigError, Failure, boundary
 from agentrl.types.turn_score import ScoredTurn, TurnScore
 
@@ -123,12 +123,8 @@ def _load(config: PrmConfig, setting: ScorerSetting) -> RewardModel:
             f"scorer '{config.name}': no reward model at {config.model}; make one with `agentrl prm train`, or correct "
             "the path"
         )
-    for policy, folder in setting.models.items():
-        if difference := vocabulary_difference(folder, config.model):
-            raise ConfigError(
-                f"scorer '{config.name}' has a PRM of another tokenizer than policy '{policy}': {difference}; fit one "
-                "to this policy with `agentrl prm train`"
-            )
+    what, remedy = "has a PRM of another tokenizer", "fit one to this policy with `agentrl prm train`"
+    check_tokenizer(config.name, what, config.model, setting.models, remedy)
     return RewardModel.load(config.model, config.device)
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,18 +36,19 @@ from pydantic import Field
 from safetensors import safe_open
 
 from agentrl.config.base import ConfigModel
-from agentrl.inference.calls import EngineHttp
+from agentrl.inference.calls import GATEWAY_STATUSES, EngineHttp
 from agentrl.inference.config import ClientConfig
 from agentrl.inference.identity import mismatch
 from agentrl.inference.transport import NoAnswerError, decoded, error_text
-from agentrl.scorers.definition import ScorerDefinition, ScorerSetting, TurnScorerConfig
+from agentrl.scorers.definition import UNREACHABLE, ScorerDefinition, ScorerSetting, TurnScorerConfig
+from agentrl.scorers.served_models import check_tokenizer, read_token, served_tokenizer
 from agentrl.tokens.tokenizer import FastTokenizer
-from agentrl.tokens.vocabulary import vocabulary_difference
 from agentrl.types.errors import Boundary, ConfigError, EngineError, EpisodeError, Failure
 from agentrl.types.turn_score import ScoredTurn, TurnKey, TurnScore
 
 _MAX_ASKED = 4
 _REFUSALS = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+_NOT_BEGUN = (HTTPStatus.TOO_MANY_REQUESTS, *GATEWAY_STATUSES)
 _BIASED_BY_SGLANG = ("Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification")
 
 
@@ -212,7 +212,7 @@ class PrmEngineScorer:
             info = await self._http.read("/model_info")
             return _Served(str(info["model_path"]), str(info["weight_version"]))
         except (EngineError, KeyError) as error:
-            raise EpisodeError(Boundary.SCORER, "unreachable", f"/model_info: {error}") from error
+            raise EpisodeError(Boundary.SCORER, UNREACHABLE, f"/model_info: {error}") from error
 
     async def _ask_of(self, turn: ScoredTurn, served: _Served) -> TurnScore:
         bodies = [{**self._form.body(ids), "rid": secrets.token_hex(16)} for ids in self._form.prompts(turn)]
@@ -240,11 +240,14 @@ class PrmEngineScorer:
             message = f"{where} gave no answer within {self._config.call_s:g} s"
             raise EpisodeError(Boundary.SCORER, "timeout", message) from None
         except NoAnswerError as error:
-            raise EpisodeError(Boundary.SCORER, "unreachable", f"{where}: {error}") from error
+            # What the server may have begun is not asked for a second time.
+            kind = "lost" if error.is_delivered else UNREACHABLE
+            raise EpisodeError(Boundary.SCORER, kind, f"{where}: {error}") from error
         if response.status in _REFUSALS:
             return Failure(Boundary.SCORER, "refused", f"{where}: {error_text(response)}")
         if response.status != HTTPStatus.OK:
-            raise EpisodeError(Boundary.SCORER, "unreachable", f"{where}: {error_text(response)}")
+            kind = UNREACHABLE if response.status in _NOT_BEGUN else "server"
+            raise EpisodeError(Boundary.SCORER, kind, f"{where}: {error_text(response)}")
         answer = decoded(response)
         if (reason := mismatch(answer, body)) is not None:
             raise EpisodeError(Boundary.SCORER, "identity", f"{where} answered something else: {reason}")
@@ -258,11 +261,15 @@ async def build(config: PrmEngineConfig, setting: ScorerSetting) -> PrmEngineSco
     Raises:
         ConfigError: the server does not answer, serves another kind of model, or one of another tokenizer.
     """
-    http = EngineHttp(config.name, config.url.rstrip("/"), ClientConfig(), _token(config))
+    http = EngineHttp(
+        config.name, config.url.rstrip("/"), ClientConfig(), read_token(config.name, config.token_variable)
+    )
     try:
         info = await http.read("/model_info")
         _check_kind(config, info)
-        tokenizer = _check_tokenizer(config, info, setting)
+        tokenizer = served_tokenizer(config.name, config.url, info, config.tokenizer)
+        what, remedy = "has a PRM of another tokenizer", "serve one that was fitted to this policy"
+        check_tokenizer(config.name, what, tokenizer, setting.models, remedy)
         scorer = PrmEngineScorer(config, http, _form(config, tokenizer))
         await _probe(config, scorer)
     except (EngineError, EpisodeError) as error:
@@ -274,15 +281,6 @@ async def build(config: PrmEngineConfig, setting: ScorerSetting) -> PrmEngineSco
         await http.close()
         raise
     return scorer
-
-
-def _token(config: PrmEngineConfig) -> str | None:
-    if config.token_variable is None:
-        return None
-    token = os.environ.get(config.token_variable)
-    if not token:
-        raise ConfigError(f"scorer '{config.name}': the environment variable {config.token_variable} is not set")
-    return token
 
 
 def _check_kind(config: PrmEngineConfig, info: dict[str, Any]) -> None:
@@ -303,23 +301,6 @@ def _check_kind(config: PrmEngineConfig, info: dict[str, Any]) -> None:
 def _tensors(file: Path) -> set[str]:
     with safe_open(file, "np") as weights:
         return set(weights.keys())
-
-
-def _check_tokenizer(config: PrmEngineConfig, info: dict[str, Any], setting: ScorerSetting) -> Path:
-    """The folder of the served model's tokenizer. Raises ConfigError if it is another than that of a policy."""
-    folder = config.tokenizer or Path(str(info.get("tokenizer_path") or info["model_path"]))
-    if not (folder / "tokenizer.json").is_file():
-        raise ConfigError(
-            f"scorer '{config.name}': {config.url} has its tokenizer at {folder}, which is not here; give a folder "
-            "with a copy of its tokenizer.json as `tokenizer`"
-        )
-    for policy, model in setting.models.items():
-        if difference := vocabulary_difference(model, folder):
-            raise ConfigError(
-                f"scorer '{config.name}' has a PRM of another tokenizer than policy '{policy}': {difference}; serve "
-                "one that was fitted to this policy"
-            )
-    return folder
 
 
 def _form(config: PrmEngineConfig, tokenizer: Path) -> _Form:

@@ -40,13 +40,12 @@ class LoopWorker:
     is_lost = False
 
     def __init__(self, scorer: Scorer, config: TurnScorerConfig) -> None:
-        self._scorer, self._name = scorer, config.name
+        self._scorer = scorer
         self.slots = config.concurrency
 
     async def score(self, turns: Sequence[ScoredTurn]) -> Sequence[TurnScore]:
         """What the scorer says. Raises EpisodeError for the whole batch."""
-        with boundary(Boundary.SCORER, self._name):
-            return await self._scorer.score(turns)
+        return await self._scorer.score(turns)
 
     async def close(self) -> None:
         """Close the scorer's connections."""

@@ -145,6 +145,7 @@ def scored_by(*scorers: dict[str, Any], **sections: Any) -> RunConfig:
 def test_a_frozen_policy_that_a_scorer_asks_needs_no_agent():
     recipe = scored_by(ASKS_BIG)
     assert recipe.agents_of("sql") == {"agent": "main"}
+    assert recipe.acting == ("main",), "evaluations start no engine for the other"
     assert (recipe.trained, recipe.trained_in("sql"), recipe.played_by("big")) == (("main",), ("main",), ())
 
 

@@ -155,7 +155,7 @@ async def test_the_api_key_comes_from_the_variable_that_is_named_alone(tiny_mode
         keys.append(server.questions[0].key)
     assert keys == ["none", "of the judge"]
     monkeypatch.delenv("JUDGE_KEY")
-    with pytest.raises(ConfigError, match="JUDGE_KEY is not set; put the API's key there"):
+    with pytest.raises(ConfigError, match="JUDGE_KEY is not set; put the key there"):
         check_judge(judge_config("http://localhost:1", api_key_variable="JUDGE_KEY"))
 
 

@@ -123,7 +123,8 @@ async def test_a_refused_turn_fails_alone(stub: EngineStub, tiny_model: Path) ->
     [
         (lambda body: embedding({**body, "rid": "another"}, 1.0), "identity"),
         (lambda body: embedding(body, 1.0, 2.0, 3.0), "answer"),
-        (lambda body: (500, {"error": {"message": "out of memory"}}), "unreachable"),
+        (lambda body: (500, {"error": {"message": "out of memory"}}), "server"),
+        (lambda body: (503, {"error": {"message": "starting"}}), "unreachable"),
     ],
 )
 async def test_an_answer_that_cannot_be_used_fails_the_batch(

@@ -120,7 +120,10 @@ def refuses(path: str, body: dict[str, Any]) -> tuple[int, Any]:
     ("info", "says"),
     [
         ({}, "serves no teacher: 'model_path'; start it there"),
-        ({"model_path": "/elsewhere/big"}, "lies in /elsewhere/big, which is not here; give a folder with a copy"),
+        (
+            {"model_path": "/elsewhere/big"},
+            "has its tokenizer at /elsewhere/big, which is not here; give a folder with a copy",
+        ),
     ],
 )
 async def test_what_a_url_serves_is_judged_before_the_first_turn(
@@ -142,3 +145,32 @@ async def test_a_url_of_nothing_is_named(tiny_model: Path) -> None:
     config = TeacherConfig(name="t", url="http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"scorer 't': http://127\.0\.0\.1:9 serves no teacher: .*start it there"):
         await teacher.build(config, ScorerSetting({"main": tiny_model}))
+
+
+async def test_an_engine_of_others_that_takes_other_weights_scores_no_batch_with_both(tiny_model: Path) -> None:
+    """Its label is read before and after a batch, and stands in the version of each score."""
+    info = {"model_path": str(tiny_model), "weight_version": "7"}
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path != "/generate":
+            return 200, {}
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        logprobs = [[-0.5, token, None] for token in ids[start:]]
+        return 200, {"meta_info": {"id": body["rid"], "prompt_tokens": len(ids), "input_token_logprobs": logprobs}}
+
+    async with running(EngineStub(info, answer)) as stub:
+        scorer = await teacher.build(TeacherConfig(name="t", url=stub.url), ScorerSetting({"main": tiny_model}))
+        (score,) = await scorer.score([a_turn(0)])
+        assert (score.version, score.logprobs.tolist()) == ("t:7", [-0.5, -0.5])
+
+        def swap(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            stub.info = {**info, "weight_version": "8"}
+            return answer(path, body)
+
+        stub.answer = swap
+        with pytest.raises(EpisodeError, match="t:7 became t:8 while it scored a batch") as raised:
+            await scorer.score([a_turn(0)])
+        assert raised.value.failure.kind == "version"
+        (score,) = await scorer.score([a_turn(0)])
+        assert score.version == "t:8"
+        await scorer.close()
