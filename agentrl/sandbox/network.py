@@ -44,7 +44,8 @@ class SandboxNetwork:
         self._relay.end()
 
     async def _listen(self, pid: int, port: int, serve: Serve) -> None:
-        listener = mounts.in_network_of(pid, lambda: socket.create_server(("127.0.0.1", port)))
+        # Of any address: there is no other interface than loopback, which the process may have yet to bring up.
+        listener = mounts.in_network_of(pid, lambda: socket.create_server(("", port)))
         await self._relay.listen(listener, serve)
 
     async def _serve_proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest_asyncio
 
 from agentrl.protocols import Sandbox
 from agentrl.sandbox.client import KeeperHost
+from agentrl.sandbox.network import SandboxNetwork
 from agentrl.types.sandbox import Command, SandboxSpec
 from tests.integration.sandbox_hosts import AS_NOBODY, keeper
 
@@ -41,6 +43,28 @@ for address in sys.argv[1:]:
     except OSError as error:
         print(error)
 """
+
+
+# Sets address (SIOCSIFADDR) and flags (SIOCSIFFLAGS) of loopback.
+SET_LOOPBACK = """
+import fcntl, socket, struct
+def set_loopback(address):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        as_bytes = socket.inet_aton(address)
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh", b"lo", 1))
+        fcntl.ioctl(any_socket, 0x8916, struct.pack("16sHH4s8x", b"lo", socket.AF_INET, 0, as_bytes))
+"""
+# The kernel takes 127.0.0.1 for free where no address was ever given, and no longer once there is a table of them.
+HAVE_NO_LOOPBACK = SET_LOOPBACK + "set_loopback('0.0.0.0'); print('in', flush=True); input()"
+BRING_UP_AND_ASK = (
+    SET_LOOPBACK
+    + """
+set_loopback("127.0.0.1")
+with socket.create_connection(("127.0.0.1", 3128), timeout=60) as proxy:
+    proxy.sendall(b"CONNECT elsewhere:1 HTTP/1.1\\r\\n\\r\\n")
+    print(proxy.recv(1000).decode())
+"""
+)
 
 
 @pytest_asyncio.fixture(params=[None, AS_NOBODY], ids=["root", "nobody"])
@@ -109,6 +133,25 @@ async def test_the_gateway_is_reached_without_the_proxy_for_allowed_addresses(ho
         sandbox = await host.open(SandboxSpec(allow=(server,)))
         assert json.loads(await said(sandbox, CALL_GATEWAY, gateway=path)) == ["hello"]
         assert (await said(sandbox, TUNNEL, server)).strip() == "hello"
+
+
+async def test_ports_are_open_before_a_process_has_brought_its_loopback_up() -> None:
+    """A command's first process does so by itself, and may come to it later than the keeper."""
+    arguments = ("unshare", "--net", "python3", "-c", HAVE_NO_LOOPBACK)
+    process = await asyncio.create_subprocess_exec(*arguments, stdin=PIPE, stdout=PIPE)
+    network = SandboxNetwork(SandboxSpec(allow=("127.0.0.1:1",)))
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"in\n"
+        await network.begin(process.pid, Command(("true",)))
+        in_namespace = ("nsenter", f"--net=/proc/{process.pid}/ns/net")
+        up = await asyncio.create_subprocess_exec(*in_namespace, "python3", "-c", BRING_UP_AND_ASK, stdout=PIPE)
+        said, _ = await asyncio.wait_for(up.communicate(), 120)
+        assert b"403 Forbidden" in said
+    finally:
+        network.end()
+        process.kill()
+        await process.wait()
 
 
 async def test_names_of_the_sandbox_itself_are_known(host: KeeperHost) -> None:
