@@ -12,7 +12,6 @@ from agentrl.protocols import WeightTransport
 from agentrl.scorers.self_teacher import SelfTeacherConfig
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import EngineError, StorageError
-from agentrl.types.version import PolicyVersion
 from agentrl.weights.receipts import check_receipt
 
 
@@ -37,11 +36,6 @@ class SnapshotTeacher:
     def pinned(self) -> set[str]:
         """Folders of staged weights that must stay."""
         return {manifest.path for manifest in (*self._kept, self._next, self._taken) if manifest is not None}
-
-    @property
-    def version(self) -> PolicyVersion:
-        """The version that teaches."""
-        return self.fleet.newest
 
     def published(self, manifest: WeightsManifest) -> None:
         """The policy has published a version: keep it if it is one to be taken, and take what is old enough by now."""

@@ -106,8 +106,8 @@ async def test_versions_are_taken_by_interval_and_lag(interval: int, lag: int, t
         for step in range(1, 9):
             snapshot.published(manifest(step))
             if step - lag in taken:
-                await until(lambda step=step: snapshot.version.step == step - lag)
-            seen.append(snapshot.version.step)
+                await until(lambda step=step: snapshot.fleet.newest.step == step - lag)
+            seen.append(snapshot.fleet.newest.step)
         sent = [call for call in teacher.calls if call.startswith("send")]
     assert sent == [f"send 0.{step}" for step in taken]
     assert seen == [max([s for s in taken if s + lag <= step], default=0) for step in range(1, 9)]
@@ -126,7 +126,7 @@ async def test_folders_stay_until_the_engine_has_read_them() -> None:
             snapshot.published(manifest(step))
         assert snapshot.pinned == {"/staged/0.2", "/staged/0.6", "/staged/0.8"}, "0.4 was due, and is by now outdated"
         teacher.may_read.set()
-        await until(lambda: snapshot.version.step == 6)
+        await until(lambda: snapshot.fleet.newest.step == 6)
         await until(lambda: snapshot.pinned == {"/staged/0.8"})
     assert [call for call in teacher.calls if call.startswith("send")] == ["send 0.2", "send 0.6"]
 
@@ -162,7 +162,7 @@ async def test_a_turn_that_is_given_up_holds_up_no_swap() -> None:
         snapshot.published(manifest(1))
         teacher.being_scored = 0  # the engine hears of the cancellation as well
         asked.cancel()
-        await until(lambda: snapshot.version.step == 1)
+        await until(lambda: snapshot.fleet.newest.step == 1)
 
 
 async def test_a_receipt_of_other_weights_names_scorer_and_version() -> None:
@@ -172,7 +172,7 @@ async def test_a_receipt_of_other_weights_names_scorer_and_version() -> None:
     snapshot.published(manifest(4))
     with pytest.raises(EngineError, match=r"scorer 'self' cannot take version 0\.4: 1 of 1 tensors differ"):
         await asyncio.wait_for(snapshot.run(), GENEROUS_S)
-    assert snapshot.version == FIRST, "it is not said to teach what it has not shown"
+    assert snapshot.fleet.newest == FIRST, "it is not said to teach what it has not shown"
 
 
 @pytest.mark.parametrize("fault", [EngineError("gone"), StorageError("model.safetensors is cut short")])
