@@ -13,7 +13,8 @@ import msgspec
 
 import agentrl
 from agentrl.process.parent import CHILD
-from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError, tail
+from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
+from agentrl.process.starting import tail
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
 

@@ -30,7 +30,7 @@ import agentrl
 from agentrl import registry
 from agentrl.config.cache import cache_folder
 from agentrl.envs.config import is_path
-from agentrl.process.remote import tail
+from agentrl.process.starting import tail
 from agentrl.types.errors import ConfigError
 
 INSTALL_S = 1800.0

@@ -19,16 +19,18 @@ from agentrl.inference.config import AttachedEngineConfig
 from agentrl.inference.fleet import Fleet
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator, Exam
-from agentrl.orchestration.local import LocalRuntime
+from agentrl.orchestration.places import build_places
 from agentrl.orchestration.players import build_hosts, build_scorers, build_tier
 from agentrl.orchestration.program_check import check_forks, check_programs
 from agentrl.orchestration.recorder import Recorder, RunObserver
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.run_journal import RunJournal
+from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.serving import Service, Serving, build_serving, evaluation_transport
 from agentrl.orchestration.worker_assembly import build_evaluation_pool, build_pool, num_processes
 from agentrl.orchestration.worker_pool import WorkerPool
+from agentrl.process.place import Places
 from agentrl.protocols import EnvironmentHost, Runtime, Trainer
 from agentrl.sandbox.starting import SandboxKeeper, sandboxes
 from agentrl.scorers.self_teacher import SelfTeacherConfig
@@ -122,11 +124,14 @@ async def assembled(
         await keeper.start_for(host.description for host in hosts.values())
         await check_programs(config, hosts)
         check_forks(config, hosts)
-        runtime: Runtime = LocalRuntime(config, run.logs, await asyncio.to_thread(run.mark))
+        places = await build_places(config)
+        ending.push_async_callback(places.close)
+        runtime: Runtime = ProcessRuntime(config, run.logs, places, await asyncio.to_thread(run.mark))
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)
         observer.on_phase("starting engines and trainer")
-        parts = await _Assembly(config, run, start, observer, runtime, recorder, chats, hosts, journal, keeper).build()
+        assembly = _Assembly(config, run, start, observer, places, runtime, recorder, chats, hosts, journal, keeper)
+        parts = await assembly.build()
         ending.push_async_callback(_close_all, [policy.serving.publisher for policy in parts.policies.values()])
         yield parts
 
@@ -162,6 +167,7 @@ class _Assembly:
     run: RunDirectory
     start: StartPoint
     observer: RunObserver
+    places: Places
     runtime: Runtime
     recorder: Recorder
     chats: Mapping[str, ChatFormat]
@@ -178,7 +184,7 @@ class _Assembly:
             if any(map(config.is_evaluated, config.trained)):
                 models = {name: _first_model(config, self.start, name) for name in config.policies}
                 evaluation = start_evaluator(
-                    config, self.run.logs, self.runtime, chats, self.hosts, models, self.start.versions
+                    config, self.run.logs, self.places, self.runtime, chats, self.hosts, models, self.start.versions
                 )
                 evaluator = starting.create_task(evaluation)
         started = {name: task.result() for name, task in tasks.items()}
@@ -202,7 +208,7 @@ class _Assembly:
             policies=policies,
             hosts=self.hosts,
             buffer=buffer,
-            pool=build_pool(config, self.run.logs, routers, chats, self.hosts, journal, tier.played),
+            pool=build_pool(config, self.run.logs, routers, chats, self.hosts, journal, self.places, tier.played),
             scoring=Scoring(build_scorers(config), journal.buffer, tier),
             evaluator=evaluator.result() if evaluator else None,
             recorder=self.recorder,
@@ -230,7 +236,9 @@ class _Assembly:
         """The scorers of turns, ready. Raises ConfigError."""
         fleets = {name: parts.serving.fleet for name, parts in policies.items()}
         journal = self.journal
-        tier = build_tier(self.config, fleets, snapshots, self.run.logs, journal.buffer, journal.turn_scores())
+        tier = build_tier(
+            self.config, fleets, snapshots, self.run.logs, journal.buffer, journal.turn_scores(), self.places
+        )
         try:
             await tier.open()
         except EpisodeError as error:
@@ -318,6 +326,7 @@ async def _canary(chat: ChatFormat, trainer: Trainer | None) -> Canary | None:
 async def start_evaluator(
     config: RunConfig,
     logs: Path,
+    places: Places,
     runtime: Runtime,
     chats: Mapping[str, ChatFormat],
     hosts: Mapping[str, EnvironmentHost],
@@ -331,7 +340,7 @@ async def start_evaluator(
     )
     engines = dict(zip(names, started, strict=True))
     exam = Exam(
-        pool=build_evaluation_pool(config, logs, engines, chats, hosts),
+        pool=build_evaluation_pool(config, logs, engines, chats, hosts, places),
         hosts=hosts,
         policies={name: config.trained_in(name) for name, section in config.environments.items() if section.evaluated},
         seed=config.seed,

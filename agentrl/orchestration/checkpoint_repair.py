@@ -10,11 +10,12 @@ from pathlib import Path
 from agentrl.orchestration.assembly import StartPoint
 from agentrl.orchestration.checkpoint_files import checkpoint_damage, folder_for_remake, replace_checkpoint
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.local import LocalRuntime
+from agentrl.orchestration.places import build_places
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.replay_plan import ReplayPlan, plan_replay
 from agentrl.orchestration.run_directory import Progress, RunDirectory
 from agentrl.orchestration.run_journal import RunJournal
+from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.orchestration.step_record import read_steps
 from agentrl.types.errors import ConfigError, StorageError
 from agentrl.types.version import PolicyVersion
@@ -85,7 +86,8 @@ class CheckpointRepair:
             ) from error
 
     async def _remake(self, plan: ReplayPlan, folder: Path) -> None:
-        runtime = LocalRuntime(self.config, self.run.logs)
+        places = await build_places(self.config)
+        runtime = ProcessRuntime(self.config, self.run.logs, places)
         try:
             trainer, version = await plan.start(self.config, runtime), plan.version
             for taken in plan.steps:
@@ -94,6 +96,7 @@ class CheckpointRepair:
             await trainer.save(folder)
         finally:
             await runtime.close()
+            await places.close()
 
     def _complete(self, folder: Path, remade: Path, progress: Progress) -> None:
         """Let the remade checkpoint count, and the newest one of all know its version."""

@@ -1,4 +1,4 @@
-"""Starts engine processes on this machine, or finds those that run, and knows when one has died."""
+"""Starts engine processes, or finds those that run, and knows when one has died."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,8 @@ from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig
 from agentrl.inference.ownership import check_swaps_in_place, release, take, wake
 from agentrl.orchestration.commands import EngineLaunch, engine_command
-from agentrl.process.parent import supervised_environment
-from agentrl.process.ports import free_port
-from agentrl.process.remote import tail
-from agentrl.process.stopping import forget_group, note_group
+from agentrl.process.place import Place, PlacedProcess, PlaceLostError, ProcessLaunch
+from agentrl.process.starting import tail
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
@@ -33,31 +30,24 @@ _log = logging.getLogger(__name__)
 class EngineProcess:
     """An engine that this run started, with its client."""
 
-    def __init__(self, launch: EngineLaunch, process: asyncio.subprocess.Process, client: EngineClient) -> None:
+    def __init__(self, launch: EngineLaunch, process: PlacedProcess, client: EngineClient) -> None:
         self.client = client
         self._launch, self._process = launch, process
 
     @classmethod
-    async def start(cls, launch: EngineLaunch, client: ClientConfig) -> EngineProcess:
-        """Start the process and wait until it answers.
+    async def start(cls, launch: EngineLaunch, client: ClientConfig, place: Place) -> EngineProcess:
+        """Start the process at a place and wait until it answers.
 
         Raises:
             ConfigError: it ended by itself while starting; carries the end of its log.
-            EngineError: it did not answer in time.
+            EngineError: it did not answer in time, or its place is gone.
         """
-        port = free_port()
-        command, environment = engine_command(launch, port)
-        with launch.log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={**os.environ, **supervised_environment(), **environment},
-            )
-        note_group(process.pid)
-        url = f"http://127.0.0.1:{port}"
+        try:
+            port = await place.free_port()
+            process = await place.start(_process_launch(launch, port))
+        except PlaceLostError as error:
+            raise EngineError(f"engine {launch.name} could not be started: {error}") from error
+        url = f"http://{place.host}:{port}"
         engine = cls(launch, process, EngineClient(launch.name, url, client, launch.pause_mode, mark=launch.mark))
         try:
             await engine._wait_until_up(launch.log)
@@ -75,14 +65,14 @@ class EngineProcess:
 
     async def ended(self) -> str:
         """Waits for: the end of the process. Unblocked by: it. Says how it ended."""
-        return self._describe_end(await self._process.wait())
+        await self._process.wait()
+        log = self._launch.log
+        return f"engine {self._launch.name} ended ({self._process.how_it_ended()}). End of {log}:\n{tail(log)}"
 
     async def close(self) -> None:
         """End the process and everything it started; safe to call twice."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.end()
         await self._process.wait()
-        forget_group(self._process.pid)
         await self.client.close()
 
     async def _wait_until_up(self, log: Path) -> None:
@@ -99,14 +89,16 @@ class EngineProcess:
         """Waits for: health. Unblocked by: it, or the end of the process, which raises ConfigError."""
         while not await _succeeds(self.client.probe):
             if self._process.returncode is not None:
-                code = self._process.returncode
-                raise ConfigError(f"engine {self._launch.name} did not start (exit code {code}):\n{tail(log)}")
+                how = self._process.how_it_ended()
+                raise ConfigError(f"engine {self._launch.name} did not start ({how}):\n{tail(log)}")
             await asyncio.sleep(_POLL_S)
 
-    def _describe_end(self, code: int) -> str:
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        log = self._launch.log
-        return f"engine {self._launch.name} ended ({how}). End of {log}:\n{tail(log)}"
+
+def _process_launch(launch: EngineLaunch, port: int) -> ProcessLaunch:
+    """Raises ConfigError."""
+    (_, *argv), environment = engine_command(launch, port)
+    log = str(launch.log.absolute())
+    return ProcessLaunch(launch.name, tuple(argv), log, environment, has_socket=False)
 
 
 @dataclass(frozen=True, slots=True)

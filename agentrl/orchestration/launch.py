@@ -18,7 +18,7 @@ from agentrl.orchestration.checkpoint_repair import CheckpointRepair
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.evaluation import Evaluation, Evaluator
-from agentrl.orchestration.local import LocalRuntime
+from agentrl.orchestration.places import build_places
 from agentrl.orchestration.players import build_hosts
 from agentrl.orchestration.preflight import check_evaluation, check_resumed, check_run
 from agentrl.orchestration.program_check import check_programs
@@ -27,6 +27,7 @@ from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState
 from agentrl.orchestration.run_end import ArchiveCompleted, complete_archive, end_run
 from agentrl.orchestration.run_files import changes, losses, marks_now, restore_claims, take_back_metrics
 from agentrl.orchestration.run_journal import RunJournal
+from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.orchestration.worker_assembly import num_processes
 from agentrl.process.heap import gc_frozen
@@ -154,11 +155,13 @@ async def _evaluator(
         logs = ending.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-eval-"))
         keeper = await ending.enter_async_context(sandboxes(config.sandbox, config.name))
         hosts = await build_hosts(config, Path(logs), plays=num_processes(config) == 0)
-        runtime = LocalRuntime(config, Path(logs))
+        places = await build_places(config)
+        ending.push_async_callback(places.close)
+        runtime = ProcessRuntime(config, Path(logs), places)
         try:
             await keeper.start_for(host.description for host in hosts.values())
             await check_programs(config, hosts)
-            yield await start_evaluator(config, Path(logs), runtime, chats, hosts, models, versions)
+            yield await start_evaluator(config, Path(logs), places, runtime, chats, hosts, models, versions)
         finally:
             await runtime.close()
             await asyncio.gather(*(host.close() for host in hosts.values()))

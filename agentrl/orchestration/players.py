@@ -15,6 +15,7 @@ from agentrl.gateway.starting import check_installed
 from agentrl.inference.fleet import Fleet
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.orchestration.scoring import LateScorer
+from agentrl.process.place import Places
 from agentrl.protocols import EnvironmentHost, Scaffold
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.rollouts.episode_log import EpisodeJournal
@@ -126,6 +127,7 @@ def build_tier(
     logs: Path,
     journal: StepJournal,
     known: Known,
+    places: Places,
 ) -> ScoringTier:
     """The scorers of turns of each environment, not opened yet; environments that say the same share one.
 
@@ -139,7 +141,7 @@ def build_tier(
         if settings not in shared:
             models = {policy: config.policies[policy].model for policy in scorer.policies or config.acting}
             setting = ScorerSetting(models, {name: served[name] for name in scorer.uses_policies()}, snapshots)
-            shared[settings] = ScorerQueue(scorer, worker_start(scorer, setting, logs), journal.turns_scored)
+            shared[settings] = ScorerQueue(scorer, worker_start(scorer, setting, logs, places), journal.turns_scored)
         return shared[settings]
 
     queues = {

@@ -13,8 +13,8 @@ from agentrl.buffer.recovery import TakenStep
 from agentrl.buffer.staleness import build_batch
 from agentrl.orchestration.checkpoint_files import checkpoint_damage
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.orchestration.step_record import StepRecord
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.types.batch import TrainBatch
@@ -37,7 +37,7 @@ class ReplayPlan:
     checkpoint: Path | None
     steps: tuple[TakenStep, ...]
 
-    async def start(self, config: RunConfig, runtime: LocalRuntime) -> TrainerHandle:
+    async def start(self, config: RunConfig, runtime: ProcessRuntime) -> TrainerHandle:
         """A trainer at the weights that the plan begins with. Raises ConfigError, TrainerError or StorageError."""
         settings = config.policies[self.policy]
         # A whole checkpoint is a model itself: the first one need not be on this machine.

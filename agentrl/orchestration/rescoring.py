@@ -19,6 +19,7 @@ from agentrl.journal.archive_file import read_consumed
 from agentrl.journal.archive_names import archive_files
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.shutdown import first_failure
+from agentrl.process.local_place import LocalPlaces
 from agentrl.scorers.config import find_definition
 from agentrl.scorers.definition import ScorerSetting, TurnScorerConfig
 from agentrl.scoring.queue import ScorerQueue
@@ -175,7 +176,7 @@ async def _queue(run: RunDirectory, config: TurnScorerConfig, tally: _Tally) -> 
     policies = config.policies or run.config().policies
     models = {policy: run.newest_model(policy) for policy in policies}
     run.logs.mkdir(exist_ok=True)
-    queue = ScorerQueue(config, worker_start(config, ScorerSetting(models), run.logs), tally.keep)
+    queue = ScorerQueue(config, worker_start(config, ScorerSetting(models), run.logs, LocalPlaces()), tally.keep)
     try:
         await queue.open()
     except EpisodeError as error:

@@ -12,13 +12,14 @@ from typing import Literal
 
 from agentrl import codec
 from agentrl.orchestration.config import RunConfig, chosen_policy
-from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.redo import weights_digest
 from agentrl.orchestration.replay_plan import ReplayPlan, plan_replay
 from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.orchestration.step_record import StepRecord, read_steps
 from agentrl.orchestration.tally import metric_prefix
 from agentrl.orchestration.token_status import ExplainedEpisode, explained_episodes, token_rows
+from agentrl.process.local_place import LocalPlaces
 from agentrl.telemetry.json_lines import read_json_lines
 from agentrl.tokens.tokenizer import FastTokenizer
 from agentrl.trainer.config import TrainerConfig
@@ -133,13 +134,13 @@ class _Replayer:
     async def run(self) -> StepReplay:
         """Start a trainer, bring it to the step, do that, end the trainer."""
         with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as folder:
-            runtime = LocalRuntime(self._config, Path(folder))
+            runtime = ProcessRuntime(self._config, Path(folder), LocalPlaces())
             try:
                 return await self._replay(runtime, Path(folder))
             finally:
                 await runtime.close()
 
-    async def _replay(self, runtime: LocalRuntime, folder: Path) -> StepReplay:
+    async def _replay(self, runtime: ProcessRuntime, folder: Path) -> StepReplay:
         plan = self._plan
         self._say(0, "starting the trainer")
         trainer = await plan.start(self._config, runtime)

@@ -15,11 +15,13 @@ from agentrl.orchestration.worker_handle import DriverEnd, WorkerProcess
 from agentrl.orchestration.worker_journals import WorkerJournals
 from agentrl.orchestration.worker_pool import TurnListener, WorkerPool
 from agentrl.orchestration.worker_process import WorkerSpec
+from agentrl.process.place import PlaceLostError, Places, Role
 from agentrl.protocols import EnvironmentHost, RolloutWorker
 from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.worker import LocalWorker, SessionEnd
 from agentrl.tokens.chat import ChatFormat
+from agentrl.types.errors import WorkerLostError
 
 LOCAL = "worker-0"
 _BEATS_OF_A_SILENCE = 8
@@ -41,6 +43,7 @@ def build_pool(
     chats: Mapping[str, ChatFormat],
     hosts: Mapping[str, EnvironmentHost],
     journal: RunJournal,
+    places: Places,
     on_turn: TurnListener | None = None,
 ) -> WorkerPool:
     """The workers of a run's training episodes: processes, or this one. Raises ConfigError.
@@ -53,7 +56,8 @@ def build_pool(
         routers[policy].end_session(session)
 
     async def start(place: int) -> RolloutWorker:
-        return await start_process(f"worker-{place + 1}", config, logs, hosts, routers, end_session, journals)
+        name = f"worker-{place + 1}"
+        return await start_process(Role.WORKER, name, config, logs, hosts, routers, end_session, journals, places)
 
     if count > 0:
         return WorkerPool(start, count, journals, config.rollout.max_attempts, end_session, on_turn)
@@ -69,6 +73,7 @@ def build_evaluation_pool(
     engines: Mapping[str, Generating],
     chats: Mapping[str, ChatFormat],
     hosts: Mapping[str, EnvironmentHost],
+    places: Places,
 ) -> WorkerPool:
     """What plays a run's evaluations: a process where training episodes have some, else this one. Raises ConfigError.
 
@@ -78,7 +83,9 @@ def build_evaluation_pool(
     if num_processes(config) > 0:
 
         async def start(place: int) -> RolloutWorker:
-            return await start_process("evaluator", config, logs, hosts, engines, forget_nothing, journals)
+            return await start_process(
+                Role.EVALUATOR, "evaluator", config, logs, hosts, engines, forget_nothing, journals, places
+            )
 
         return WorkerPool(start, 1, journals, config.rollout.max_attempts, forget_nothing)
     gateway = LazyGateway()
@@ -102,6 +109,7 @@ def forget_nothing(policy: str, session: str) -> None:
 
 
 async def start_process(
+    role: Role,
     name: str,
     config: RunConfig,
     logs: Path,
@@ -109,8 +117,13 @@ async def start_process(
     engines: Mapping[str, Generating],
     end_session: SessionEnd,
     journals: WorkerJournals,
+    places: Places,
 ) -> WorkerProcess:
     """A worker in a process, with a journal and a folder of logs of its own. Raises WorkerLostError or ConfigError."""
+    try:
+        place = await places.take(role, name)
+    except PlaceLostError as error:
+        raise WorkerLostError("crashed", f"{name} could not be started: {error}") from error
     silence_s, claim = config.rollout.worker_silence_s, journals.claim
     folder = logs / name
     folder.mkdir(exist_ok=True)
@@ -125,4 +138,8 @@ async def start_process(
     )
     journals.begin(name)
     driver = DriverEnd(engines, end_session, journals.note_end)
-    return await WorkerProcess.start(spec, driver, logs / f"{name}.log", silence_s)
+    try:
+        return await WorkerProcess.start(spec, driver, logs / f"{name}.log", silence_s, place)
+    except BaseException:
+        await place.close()
+        raise

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,8 +11,9 @@ from agentrl.journal.durable_offsets import SegmentEnd
 from agentrl.orchestration.worker_process import STACK_SIGNAL, WorkerSpec
 from agentrl.process.channel import Channel, ChannelClosedError
 from agentrl.process.parent import CHILD
-from agentrl.process.remote import RemoteCallError, how_it_ended, kill_group, spawn, tail
-from agentrl.process.running_mark import make_mark, read_mark
+from agentrl.process.place import Place, PlacedProcess, PlaceLostError, ProcessLaunch
+from agentrl.process.remote import RemoteCallError
+from agentrl.process.starting import tail
 from agentrl.protocols import RolloutWorker
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.worker import SessionEnd
@@ -87,7 +86,7 @@ class DriverEnd:
 
 
 class WorkerProcess(RolloutWorker):
-    """A rollout worker in a process of its own.
+    """A rollout worker in a process of its own, which gives its place back when it is over.
 
     It is lost once its process has ended, or once its event loop has shown no sign of life for `silence_s`: then its
     stacks are written to its log and it is killed. `next_event` says so only when nothing of the process is left that
@@ -95,31 +94,31 @@ class WorkerProcess(RolloutWorker):
     """
 
     def __init__(
-        self, name: str, process: subprocess.Popen[bytes], mark: int, driver: DriverEnd, log: Path, silence_s: float
+        self, name: str, place: Place, process: PlacedProcess, driver: DriverEnd, log: Path, silence_s: float
     ) -> None:
         self.name, self.log = name, log
-        self._process, self._mark, self._driver, self._silence_s = process, mark, driver, silence_s
+        self._place, self._process, self._driver, self._silence_s = place, process, driver, silence_s
         self._channel: Channel
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, spec: WorkerSpec, driver: DriverEnd, log: Path, silence_s: float) -> WorkerProcess:
-        """Start a process and wait until it can play.
+    async def start(
+        cls, spec: WorkerSpec, driver: DriverEnd, log: Path, silence_s: float, place: Place
+    ) -> WorkerProcess:
+        """Start a process at a place and wait until it can play.
 
         Raises:
             WorkerLostError: it could not be started, ended, or was not ready in time.
             ConfigError: scaffold, environment or chat format cannot be made.
         """
-        mark = make_mark()
+        launch = ProcessLaunch(spec.name, (*CHILD, _MODULE), str(log.absolute()), has_mark=True)
         try:
-            with log.open("ab") as output:
-                process, connection = spawn([*CHILD, _MODULE, str(mark)], output, descriptors=[mark])
-        except OSError as error:
-            os.close(mark)
+            process = await place.start(launch)
+        except (OSError, PlaceLostError) as error:
             raise WorkerLostError("crashed", f"{spec.name} could not be started: {error}") from error
-        worker = cls(spec.name, process, mark, driver, log, silence_s)
+        worker = cls(spec.name, place, process, driver, log, silence_s)
         try:
-            worker._channel = await Channel.open(spec.name, connection, driver)
+            worker._channel = await Channel.open(spec.name, process.connection, driver)
             await worker._channel.call("set_up", spec, result=type(None), deadline_s=START_S)
         except RemoteCallError as error:
             await worker._kill()
@@ -171,24 +170,21 @@ class WorkerProcess(RolloutWorker):
         with contextlib.suppress(ChannelClosedError, RemoteCallError, TimeoutError):
             await self._channel.call("close", result=type(None), deadline_s=_CALL_S)
         self._channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, _EXIT_S)
+        await self._wait_for_end()
         await self._kill()
 
     async def _watch(self) -> None:
         """Waits for: the end of the process, or its silence. Unblocked by: either; tells of the loss then."""
         if await self._is_silent():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, STACK_SIGNAL)
+            self._process.signal(STACK_SIGNAL)
             await asyncio.sleep(_DUMP_S)
             kind = "hung"
             what = f"was silent for {self._silence_s:g} s and was killed; the stacks of its threads are in its log"
         else:
             # A process that dies closes its socket before its exit code can be had.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, _EXIT_S)
-            kind, what = "crashed", how_it_ended(self._process)
-        running = read_mark(self._mark)
+            await self._wait_for_end()
+            kind, what = "crashed", self._process.how_it_ended()
+        running = await self._process.running()
         await self._kill()
         if running is not None:
             what = f"{what}, while it ran episode {running}"
@@ -209,13 +205,17 @@ class WorkerProcess(RolloutWorker):
             silent = 0 if self._driver.has_beaten else silent + 1
         return True
 
+    async def _wait_for_end(self) -> None:
+        """Waits for: the process to end by itself. Unblocked by: its end, or a deadline."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_S):
+                await self._process.wait()
+
     async def _kill(self) -> None:
         """Waits for: the end of the process and of what it started, which a disk alone can delay."""
-        await asyncio.to_thread(kill_group, self._process)
+        await self._process.end()
         self._channel.close()
-        mark, self._mark = self._mark, -1
-        if mark >= 0:
-            os.close(mark)
+        await self._place.close()
 
     def _describe(self, what: str) -> str:
         return f"process {self.name}: {what}; end of {self.log}:\n{tail(self.log)}"

@@ -14,9 +14,6 @@ from typing import Protocol
 
 from agentrl.types.errors import AgentRLError
 
-LOCAL_HOST = "127.0.0.1"
-"""The host of places on this machine, where whoever reaches what listens there is on it, too."""
-
 
 class PlaceLostError(AgentRLError):
     """A place is gone, with all that ran there: its machine ended, or cannot be reached. The message names it."""
@@ -108,7 +105,7 @@ class Place(Protocol):
 
     @property
     def host(self) -> str:
-        """Address at which others reach what listens there; `LOCAL_HOST` for a run on one machine."""
+        """Address at which others reach what listens there; loopback's for a run on one machine."""
 
     async def start(self, launch: ProcessLaunch) -> PlacedProcess:
         """Start a child, which leads a process group of its own and ends with whoever started it.

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from agentrl.types.errors import ConfigError
 
+LOOPBACK = "127.0.0.1"
 _FIRST = 10_000
 _LINUX_DEFAULT = 32_768
 _TRIES = 100
 _MOST_CHARACTERS = 100
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port(host: str = LOOPBACK) -> int:
     """A port of this machine that nobody listens on now, and that no connection is given by chance until it is used.
 
     A port that the kernel chose would go to the next connection of any process that asks for none in particular, and

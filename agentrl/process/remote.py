@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from agentrl import codec
+from agentrl.process.local_place import LocalPlace
 from agentrl.process.outlet import Outlet
-from agentrl.process.parent import stop_signals_blocked, supervised_environment
+from agentrl.process.place import Place, PlacedProcess, ProcessLaunch
 from agentrl.process.server import HEADER, Call, Reply
-from agentrl.process.stopping import forget_group, note_group
+from agentrl.process.starting import tail
 from agentrl.process.threads import run_in_thread
 from agentrl.types.errors import AgentRLError
 
@@ -54,7 +50,7 @@ class ChildProcess:
     finds the number of its socket as the last argument.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path | None) -> None:
+    def __init__(self, name: str, process: PlacedProcess, log: Path | None) -> None:
         self.name, self.log = name, log
         self._process = process
         self._numbers = itertools.count()
@@ -71,15 +67,26 @@ class ChildProcess:
         argv: Sequence[str],
         log: Path | None,
         environment: dict[str, str] | None = None,
-        descriptors: Sequence[int] = (),
-        python: str | Path = sys.executable,
+        python: str | Path | None = None,
+        place: Place | None = None,
     ) -> ChildProcess:
-        """Start ``python *argv FD`` in a process group of its own; it has the same `descriptors` open."""
-        with contextlib.nullcontext() if log is None else log.open("ab") as output:
-            process, ours = spawn(argv, output, environment, descriptors, python)
+        """Start ``python *argv FD`` in a process group of its own, on this machine or at a place.
+
+        Raises:
+            OSError: there is no process or no descriptor to be had.
+            PlaceLostError: the place is gone.
+        """
+        launch = ProcessLaunch(
+            name,
+            tuple(argv),
+            log=None if log is None else str(log.absolute()),
+            environment=environment or {},
+            python=None if python is None else str(python),
+        )
+        process = await (place or LocalPlace()).start(launch)
         child = cls(name, process, log)
-        child._outlet = Outlet(ours)
-        child._reader, child._writer = await asyncio.open_connection(sock=ours)
+        child._outlet = Outlet(process.connection)
+        child._reader, child._writer = await asyncio.open_connection(sock=process.connection)
         return child
 
     @property
@@ -90,7 +97,7 @@ class ChildProcess:
     @property
     def is_alive(self) -> bool:
         """Whether the child runs."""
-        return self._process.poll() is None
+        return self._process.returncode is None
 
     async def call(self, method: str, *arguments: object, result: TypeForm[T], deadline_s: float) -> T:
         """Call a method of the child's object.
@@ -155,28 +162,30 @@ class ChildProcess:
 
     async def _wait_for_end(self) -> None:
         """A process that dies closes its socket before its exit code can be had; a moment later it can."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, _EXIT_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_S):
+                await self._process.wait()
 
     def how_it_ended(self) -> str:
-        """Of a child that has ended: by a signal, or with an exit code."""
-        return how_it_ended(self._process)
+        """Of a child that has ended: by a signal, with an exit code, or with its place."""
+        return self._process.how_it_ended()
 
     def describe_end(self, doing: str) -> str:
         """What a person needs to know about a child that ended: how, where, and its last words."""
         last_words = "its last words are above" if self.log is None else f"end of {self.log}:\n{tail(self.log)}"
-        return f"process {self.name} ended ({how_it_ended(self._process)}) during {doing}; {last_words}"
+        return f"process {self.name} ended ({self.how_it_ended()}) during {doing}; {last_words}"
 
     async def close(self, grace_s: float = 2.0) -> None:
         """Let the child end by itself for a moment, then kill it; safe to call twice."""
         self._hang_up()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.to_thread(self._process.wait), grace_s)
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
         self.kill()
 
     def kill(self) -> None:
         """End the child and everything it started, at once unless a disk holds it; safe to call twice."""
-        kill_group(self._process)
+        self._process.kill()
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -193,66 +202,6 @@ def _note_error(sending: asyncio.Task[None]) -> None:
 def encode_call(method: str, arguments: tuple[object, ...]) -> bytes:
     """A call as it goes to a child."""
     return codec.encode(Call(method, [codec.encode(argument) for argument in arguments]))
-
-
-def spawn(
-    argv: Sequence[str],
-    output: IO[bytes] | None = None,
-    environment: dict[str, str] | None = None,
-    descriptors: Sequence[int] = (),
-    python: str | Path = sys.executable,
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start ``python *argv FD`` in a process group of its own; the socket is the other end of FD.
-
-    ``[*CHILD, MODULE]`` ends with this process whatever it does. Signals to stop are held back until a child calls
-    `die_with_parent`: before, it may say what is to become of them.
-    Without `output` it writes where this process does.
-
-    Raises:
-        OSError: there is no process or no descriptor to be had.
-    """
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs, stop_signals_blocked():
-            process = subprocess.Popen(
-                [python, *argv, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=None if output is None else subprocess.STDOUT,
-                pass_fds=[theirs.fileno(), *descriptors],
-                start_new_session=True,
-                env={**os.environ, **supervised_environment(), **(environment or {})},
-            )
-    except BaseException:
-        ours.close()
-        raise
-    note_group(process.pid)
-    return process, ours
-
-
-def how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    """Of a process that has ended: by a signal, or with an exit code."""
-    code = process.poll()
-    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads its own group, and the group; one that a disk holds ends once that lets it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_EXIT_S)
-    forget_group(process.pid)
-
-
-def tail(log: Path, num_lines: int = 15) -> str:
-    """The last lines of a log file, indented; a missing file reads as such."""
-    if not log.exists():
-        return "    (no log)"
-    lines = log.read_text(errors="replace").splitlines()[-num_lines:]
-    return "\n".join(f"    {line}" for line in lines) or "    (log is empty)"
 
 
 def _decode_reply(name: str, method: str, data: bytes, result: TypeForm[T]) -> T:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl import codec
 from agentrl.process.ports import make_socket_folder
-from agentrl.process.remote import how_it_ended, kill_group, spawn, tail
+from agentrl.process.starting import how_it_ended, kill_group, spawn, tail
 from agentrl.sandbox.client import KeeperHost
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.keeper import KeeperCounts, KeeperReady, KeeperSpec

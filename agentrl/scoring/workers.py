@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.process.parent import CHILD
+from agentrl.process.place import Place, PlaceLostError, Places, Role
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.protocols import Closing, Scorer
 from agentrl.scorers.config import find_definition
@@ -53,12 +54,12 @@ class LoopWorker:
 
 
 class ProcessWorker:
-    """A scorer in a process of its own, which has one batch at a time."""
+    """A scorer in a process of its own, which has one batch at a time, and gives its place back when it is over."""
 
     slots = 1
 
-    def __init__(self, child: ChildProcess, config: TurnScorerConfig) -> None:
-        self._child, self._config = child, config
+    def __init__(self, child: ChildProcess, config: TurnScorerConfig, place: Place) -> None:
+        self._child, self._config, self._place = child, config, place
         self._is_spoiled = False
 
     @property
@@ -93,9 +94,10 @@ class ProcessWorker:
             self._child.kill()
         else:
             await self._child.close()
+        await self._place.close()
 
 
-def worker_start(config: TurnScorerConfig, setting: ScorerSetting, logs: Path) -> StartWorker:
+def worker_start(config: TurnScorerConfig, setting: ScorerSetting, logs: Path, places: Places) -> StartWorker:
     """What starts workers of a scorer; it raises ConfigError if there can be none. Raises ConfigError."""
     definition, numbers = find_definition(config.kind), itertools.count(1)
 
@@ -106,20 +108,37 @@ def worker_start(config: TurnScorerConfig, setting: ScorerSetting, logs: Path) -
 
     async def in_process() -> ScoringWorker:
         name = f"scorer-{config.name}-{next(numbers)}"
-        child = await ChildProcess.start(name, [*CHILD, "agentrl.scoring.process"], logs / f"{name}.log")
         try:
-            models = {policy: str(folder) for policy, folder in setting.models.items()}
-            values = config.model_dump_json()
-            await child.call("build", config.kind, values, models, result=type(None), deadline_s=_BUILD_S)
-        except RemoteCallError as error:
-            child.kill()
-            raise ConfigError(f"scorer '{config.name}': {error.message}") from error
-        except (ProcessDiedError, TimeoutError) as error:
-            child.kill()
+            place = await places.take(Role.SCORER, name)
+        except PlaceLostError as error:
             raise EpisodeError(Boundary.SCORER, "died", f"{name} did not start: {error}") from error
+        try:
+            return ProcessWorker(await _start(name, config, setting, logs, place), config, place)
         except BaseException:
-            child.kill()
+            await place.close()
             raise
-        return ProcessWorker(child, config)
 
     return in_process if definition.computes else on_loop
+
+
+async def _start(name: str, config: TurnScorerConfig, setting: ScorerSetting, logs: Path, place: Place) -> ChildProcess:
+    """A process that has built the scorer. Raises ConfigError, or EpisodeError if it did not start."""
+    log = logs / f"{name}.log"
+    try:
+        child = await ChildProcess.start(name, [*CHILD, "agentrl.scoring.process"], log, place=place)
+    except PlaceLostError as error:
+        raise EpisodeError(Boundary.SCORER, "died", f"{name} did not start: {error}") from error
+    try:
+        models = {policy: str(folder) for policy, folder in setting.models.items()}
+        values = config.model_dump_json()
+        await child.call("build", config.kind, values, models, result=type(None), deadline_s=_BUILD_S)
+        return child
+    except RemoteCallError as error:
+        child.kill()
+        raise ConfigError(f"scorer '{config.name}': {error.message}") from error
+    except (ProcessDiedError, TimeoutError) as error:
+        child.kill()
+        raise EpisodeError(Boundary.SCORER, "died", f"{name} did not start: {error}") from error
+    except BaseException:
+        child.kill()
+        raise

@@ -13,7 +13,7 @@ from contextlib import suppress
 from agentrl import codec
 from agentrl.process.parent import CHILD
 from agentrl.process.ports import bind, is_loopback
-from agentrl.process.remote import how_it_ended, kill_group, spawn
+from agentrl.process.starting import how_it_ended, kill_group, spawn
 from agentrl.process.stopping import StopSignals
 from agentrl.process.threads import run_in_thread
 from agentrl.serving.board import Board

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.process.local_place import LocalPlace
 from agentrl.process.parent import CHILD
+from agentrl.process.place import Place, PlaceLostError
+from agentrl.process.ports import is_loopback
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError, encode_call
 from agentrl.process.threads import run_in_thread
 from agentrl.trainer.config import TrainerConfig
@@ -28,7 +31,7 @@ _NEWS_S = 0.5
 
 
 class TrainerHandle:
-    """Trainer of one policy: its ranks as child processes.
+    """Trainer of one policy: its ranks as child processes, which meet by the file `rendezvous` if they share a machine.
 
     A call that fails on any rank ends all of them, since ranks that miss a collective wait for ever.
     """
@@ -47,8 +50,9 @@ class TrainerHandle:
         algorithm: AlgorithmConfig,
         temperature: float,
         logs: Path,
+        places: Sequence[Place] = (),
     ) -> TrainerHandle:
-        """Start the ranks and wait until the model is loaded.
+        """Start the ranks, each at its place or all on this machine, and wait until the model is loaded.
 
         Raises:
             ConfigError: the model cannot be loaded.
@@ -57,26 +61,43 @@ class TrainerHandle:
         # Beside the logs, where what a kill leaves is in nobody's way; the file of ranks that are gone misleads others.
         rendezvous = logs.absolute() / f"trainer-{policy}.rendezvous"
         rendezvous.unlink(missing_ok=True)
-        ranks: list[ChildProcess] = []
-        for rank in range(config.ranks):
-            spec = {
-                "policy": policy,
-                "model": str(model),
-                "version": version,
-                "rank": rank,
-                "num_ranks": config.ranks,
-                "rendezvous": str(rendezvous),
-                "temperature": temperature,
-                "trainer": config.model_dump(),
-                "algorithm": algorithm.model_dump(),
-            }
-            argv = [*CHILD, "agentrl.trainer.rank", msgspec.json.encode(spec).decode()]
-            name = f"trainer-{policy}-{rank}"
-            environment = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
-            ranks.append(await ChildProcess.start(name, argv, logs / f"{name}.log", environment))
-        handle = cls(policy, config, ranks, rendezvous)
+        handle = cls(policy, config, (), rendezvous)
+        spec = {
+            "policy": policy,
+            "model": str(model),
+            "version": version,
+            "temperature": temperature,
+            "trainer": config.model_dump(),
+            "algorithm": algorithm.model_dump(),
+        }
+        try:
+            await handle._start_ranks(spec, logs, places or [LocalPlace()] * config.ranks)
+        except PlaceLostError as error:
+            handle.kill()
+            raise TrainerError(f"trainer of policy '{policy}': {error}") from error
+        except BaseException:
+            handle.kill()
+            raise
         await handle._call("load", result=dict[str, int], deadline_s=config.deadlines.start_s)
         return handle
+
+    async def _start_ranks(self, spec: dict[str, object], logs: Path, places: Sequence[Place]) -> None:
+        """Each as a process at its place; ranks that have a place in common share its devices."""
+        config, meeting = self._config, await meeting_point(places, self._rendezvous)
+        environment = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
+        for rank, place in enumerate(places):
+            own = {
+                "rank": rank,
+                "num_ranks": len(places),
+                "rendezvous": meeting,
+                "host": place.host,
+                "device": places[:rank].count(place),
+                "num_devices": places.count(place),
+            }
+            argv = [*CHILD, "agentrl.trainer.rank", msgspec.json.encode({**spec, **own}).decode()]
+            name = f"trainer-{self._policy}-{rank}"
+            log = logs / f"{name}.log"
+            self._ranks.append(await ChildProcess.start(name, argv, log, environment, place=place))
 
     async def step(self, batch: TrainBatch, is_redo: bool = False) -> StepReport:
         """The step over one batch, or a redo of it. Raises TrainerError."""
@@ -171,3 +192,13 @@ class TrainerHandle:
             message = f"{method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.deadlines.{limit}"
             return TrainerError(f"{where}: {message}")
         return TrainerError(f"{where}: {method}: {type(error).__name__}: {error}")
+
+
+async def meeting_point(places: Sequence[Place], file: Path) -> str:
+    """Where ranks meet: the path of a file if all of them are on this machine, else an address of rank 0's.
+
+    Example: ``tcp://10.77.0.3:21774``. Raises PlaceLostError.
+    """
+    if all(is_loopback(place.host) for place in places):
+        return str(file)
+    return f"tcp://{places[0].host}:{await places[0].free_port()}"

@@ -12,11 +12,14 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.models.verification import require
 from agentrl.process.crash_points import crash_point
+from agentrl.process.interfaces import interface_of
+from agentrl.process.ports import LOOPBACK
 from agentrl.process.server import serve
 from agentrl.trainer.adapter import stage_adapter
 from agentrl.trainer.advantages import batch_advantages, token_advantages, unscored_tokens
@@ -39,12 +42,18 @@ from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
 
 _CANARY_TOKENS = 48
+_TCP = "tcp://"
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # The loss of a batch in which every advantage is 0 is 0, and so is its gradient: no weight moves.
 _NOTHING_LEARNED = {"trainer/loss": 0.0, "trainer/grad_norm": 0.0, "trainer/optimizer_steps": 0.0}
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What a rank is started with."""
+    """What a rank is started with.
+
+    `rendezvous` is the path of a file that all ranks see, or ``tcp://HOST:PORT`` of rank 0's machine. `host` is the
+    address of its own, on whose GPUs `num_devices` ranks compute, this one on the one of number `device`.
+    """
 
     policy: str
     model: str
@@ -55,6 +64,9 @@ class RankSpec(msgspec.Struct, frozen=True):
     temperature: float
     trainer: dict[str, Any]
     algorithm: dict[str, Any]
+    host: str = LOOPBACK
+    device: int = 0
+    num_devices: int = 1
 
 
 class TrainerRank:
@@ -82,13 +94,10 @@ class TrainerRank:
             require(check_trainer(Path(spec.model)))
         torch.manual_seed(0)
         if self._config.device == "cuda":
-            _take_gpu(spec.rank, spec.num_ranks)
-        # Not by a URL of the file, in which a folder's name could have characters that mean something.
-        store = dist.FileStore(spec.rendezvous, spec.num_ranks)  # type: ignore[attr-defined]
-        store.set_timeout(default_pg_timeout)
+            _take_gpu(spec.device, spec.num_devices)
         dist.init_process_group(
             "nccl" if self._config.device == "cuda" else "gloo",
-            store=store,
+            store=_meet(spec),
             rank=spec.rank,
             world_size=spec.num_ranks,
         )
@@ -215,15 +224,30 @@ class TrainerRank:
         restore_checkpoint(self._policy, self._optimizer, Path(folder))
 
 
-def _take_gpu(rank: int, num_ranks: int) -> None:
-    """Compute on the GPU of the rank's number. Raises ConfigError if there are fewer than ranks."""
+def _meet(spec: RankSpec) -> Store:
+    """By what the ranks find each other. Raises ConfigError if no interface has the address of this one."""
+    if not spec.rendezvous.startswith(_TCP):
+        # Not by a URL of the file, in which a folder's name could have characters that mean something.
+        file = FileStore(spec.rendezvous, spec.num_ranks)
+        file.set_timeout(default_pg_timeout)
+        return file
+    # gloo would go by this machine's name, which may stand for its loopback.
+    if _GLOO_INTERFACE not in os.environ:
+        os.environ[_GLOO_INTERFACE] = interface_of(spec.host)
+    host, _, port = spec.rendezvous.removeprefix(_TCP).rpartition(":")
+    is_first = spec.rank == 0
+    return TCPStore(host, int(port), spec.num_ranks, is_first, default_pg_timeout, wait_for_workers=False)
+
+
+def _take_gpu(number: int, num_ranks: int) -> None:
+    """Compute on a GPU of this machine. Raises ConfigError if there are fewer than ranks here."""
     num_gpus = torch.cuda.device_count()
     if num_ranks > num_gpus:
         raise ConfigError(
             f"trainer.device = cuda with {num_ranks} ranks, and torch {torch.__version__} finds {num_gpus} CUDA "
             'devices here; lower trainer.ranks, set trainer.device = "cpu", or install a build of torch for the GPUs'
         )
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(number)
 
 
 def main() -> None:

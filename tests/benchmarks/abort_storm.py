@@ -19,6 +19,7 @@ from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.local_place import LocalPlace
 from agentrl.testing.tiny import TINY_SHAPE, make_tiny_model
 from agentrl.types.version import PolicyVersion
 from tests.benchmarks.report import report
@@ -63,7 +64,7 @@ async def run(folder: Path, seed: int) -> None:
     models = make_models(folder)
     config = EmbeddedEngineConfig(args={"max_running_requests": 8})
     launch = EngineLaunch("main", "storm", models[0], PolicyVersion(0, 0), config, False, folder)
-    engine = await EngineProcess.start(launch, ClientConfig())
+    engine = await EngineProcess.start(launch, ClientConfig(), LocalPlace())
     try:
         await measure(engine.client, StormPlan(models, NUM_ABORTS, seed=seed), "abort_storm")
     finally:

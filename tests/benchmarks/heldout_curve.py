@@ -9,8 +9,9 @@ from pathlib import Path
 from agentrl.orchestration.assembly import start_evaluator
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluation
-from agentrl.orchestration.local import LocalRuntime
 from agentrl.orchestration.players import build_hosts
+from agentrl.orchestration.runtime import ProcessRuntime
+from agentrl.process.local_place import LocalPlaces
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
@@ -25,12 +26,15 @@ async def heldout_curve(
     """
     logs.mkdir(parents=True, exist_ok=True)
     (name,) = config.policies
-    runtime = LocalRuntime(config, logs)
+    places = LocalPlaces()
+    runtime = ProcessRuntime(config, logs, places)
     hosts = await build_hosts(config, logs)
     chat = ChatFormat.load(model, config.policies[name].chat)
     first = PolicyVersion(0, 0)
     try:
-        evaluator = await start_evaluator(config, logs, runtime, {name: chat}, hosts, {name: model}, {name: first})
+        evaluator = await start_evaluator(
+            config, logs, places, runtime, {name: chat}, hosts, {name: model}, {name: first}
+        )
         means = [_mean(await evaluator.run(name, first, num_tasks))]
         for step, folder in enumerate(folders, start=1):
             version = PolicyVersion(0, step)

@@ -34,6 +34,7 @@ from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
 from agentrl.inference.fleet import Fleet
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.local_place import LocalPlace
 from agentrl.process.ports import free_port
 from agentrl.protocols import Engine, WeightTransport
 from agentrl.types.batch import Receipt, WeightsManifest
@@ -207,7 +208,7 @@ async def measure_in_place(bench: Bench) -> dict[str, float]:
 async def measure(model: Path, folder: Path) -> None:
     manifests = make_weights(model, folder)
     launch = EngineLaunch("main", "bench", Path(manifests[0].path), FIRST, EmbeddedEngineConfig(), False, folder)
-    engine = await EngineProcess.start(launch, ClientConfig(load_s=LOAD_S))
+    engine = await EngineProcess.start(launch, ClientConfig(load_s=LOAD_S), LocalPlace())
     bench = Bench(engine.client, manifests, folder)
     tensors = TensorTransport(TensorTransportConfig(), LOAD_S, folder)
     broadcast = BroadcastTransport(BroadcastTransportConfig(), LOAD_S, folder)

@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.local_place import LocalPlace
 from agentrl.testing.builders import build_ticket
 from agentrl.testing.tiny import make_tiny_model
 from agentrl.testing.tiny_moe import make_tiny_moe_model
@@ -56,7 +57,7 @@ async def served_by(model: Path, logs: Path, sampling: Sampling, seed: int, **ar
     """Replies of an engine to random prompts, all at once."""
     rng = np.random.default_rng(seed)
     launch = EngineLaunch("main", "engine", model, PolicyVersion(0, 0), EmbeddedEngineConfig(args=args), False, logs)
-    engine = await EngineProcess.start(launch, ClientConfig())
+    engine = await EngineProcess.start(launch, ClientConfig(), LocalPlace())
     prompts = rng.integers(3, 300, (NUM_SEQUENCES, PROMPT_TOKENS)).astype(np.int32)
     names = [f"rid-{number:08d}" for number in range(NUM_SEQUENCES)]
     requests = [

@@ -15,6 +15,7 @@ from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.local_place import LocalPlace
 from agentrl.testing.tiny_moe import NUM_LAYERS, TOP_K, make_tiny_moe_model
 from agentrl.types.errors import ConfigError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest, Sampling
@@ -163,4 +164,4 @@ async def test_a_device_that_is_not_there_ends_the_start_with_its_name(gpu_model
     config = EmbeddedEngineConfig(args={"device": "cuda:99"})
     launch = EngineLaunch("main", "engine", gpu_model, PolicyVersion(0, 0), config, False, tmp_path)
     with pytest.raises(ConfigError, match=r"--device cuda:99: torch .* finds \d+ CUDA devices"):
-        await EngineProcess.start(launch, ClientConfig())
+        await EngineProcess.start(launch, ClientConfig(), LocalPlace())

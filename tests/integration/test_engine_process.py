@@ -12,7 +12,8 @@ from agentrl.inference.config import AttachedEngineConfig, ClientConfig, Embedde
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.engines import EngineProcess, attachments
-from agentrl.orchestration.local import LocalRuntime
+from agentrl.orchestration.runtime import ProcessRuntime
+from agentrl.process.local_place import LocalPlace, LocalPlaces
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
@@ -29,14 +30,14 @@ def _launch(model: Path, logs: Path, **config: object) -> EngineLaunch:
 async def test_a_missing_model_folder_is_a_configuration_error_with_the_log(tmp_path: Path) -> None:
     launch = _launch(tmp_path / "nothing", tmp_path)
     with pytest.raises(ConfigError, match=r"main-0 did not start \(exit code \d\)") as caught:
-        await EngineProcess.start(launch, ClientConfig())
+        await EngineProcess.start(launch, ClientConfig(), LocalPlace())
     assert f"no model at {tmp_path / 'nothing'}: config.json is missing" in str(caught.value)
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_ended_and_named(tiny_model: Path, tmp_path: Path) -> None:
     launch = _launch(tiny_model, tmp_path, start_s=0.2)
     with pytest.raises(EngineError, match=r"main-0 did not answer within 0.2 s; see .*main-0.log"):
-        await EngineProcess.start(launch, ClientConfig())
+        await EngineProcess.start(launch, ClientConfig(), LocalPlace())
 
 
 async def _attach(config: AttachedEngineConfig, mode: PauseMode = PauseMode.ABORT) -> EngineClient:
@@ -91,7 +92,7 @@ async def test_the_evaluations_engine_keeps_no_cache_of_older_weights_where_roll
 ) -> None:
     settings = tomllib.loads(runs.RECIPE)
     settings["policies"]["main"] |= {"model": str(tiny_model), "publish": {"pause_mode": "in_place"}}
-    runtime = LocalRuntime(parse_config(RunConfig, settings, "test"), tmp_path)
+    runtime = ProcessRuntime(parse_config(RunConfig, settings, "test"), tmp_path, LocalPlaces())
     try:
         engine = await runtime.start_side_engine("evaluation", "main", tiny_model, FIRST)
         await engine.pause()

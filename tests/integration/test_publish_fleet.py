@@ -16,6 +16,7 @@ from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.local_place import LocalPlace
 from agentrl.protocols import WeightTransport
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import EpisodeError, PublishError
@@ -156,7 +157,7 @@ async def test_a_killed_engine_is_set_aside_and_its_sessions_finish_on_the_other
 ) -> None:
     config = EmbeddedEngineConfig(args={"max_running_requests": 4})
     launch = EngineLaunch("main", "doomed", engine_model, FIRST, config, False, tmp_path)
-    doomed = await EngineProcess.start(launch, ClientConfig())
+    doomed = await EngineProcess.start(launch, ClientConfig(), LocalPlace())
     doomed_calls = EngineCalls(EngineServer(doomed.client.url, engine_model, other_model))
     survivor = embedded.server.client()
     router = EngineRouter(Fleet([doomed.client, survivor], FIRST))

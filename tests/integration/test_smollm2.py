@@ -22,6 +22,7 @@ from agentrl.orchestration.config import load_run_config
 from agentrl.orchestration.engines import EngineProcess
 from agentrl.orchestration.warmstart import WarmStart
 from agentrl.orchestration.warmstart_config import load_warmstart_config
+from agentrl.process.local_place import LocalPlace
 from agentrl.tokens.chat import ChatFormat
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig
 from agentrl.trainer.model import PolicyModel, load_policy
@@ -142,7 +143,7 @@ async def test_trainer_engine_and_plain_torch_give_the_same_logprobs(
     folder: Path, policy: PolicyModel, plain: PreTrainedModel, sequences: list[TokenSequence], tmp_path: Path
 ):
     launch = EngineLaunch("main", "smollm2", folder, FIRST, EmbeddedEngineConfig(), False, tmp_path)
-    engine = await EngineProcess.start(launch, ClientConfig())
+    engine = await EngineProcess.start(launch, ClientConfig(), LocalPlace())
     try:
         scored = [await engine.client.score(s.token_ids.tolist()) for s in sequences]
         prompt = sequences[0].token_ids[: sequences[0].selected[0]]

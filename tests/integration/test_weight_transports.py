@@ -18,6 +18,7 @@ from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.local_place import LocalPlace
 from agentrl.protocols import WeightTransport
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
@@ -46,7 +47,7 @@ async def doomed(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineProc
     """An engine that a test may stop; its control calls give up after three seconds."""
     config = EmbeddedEngineConfig(args={"max_running_requests": 4})
     launch = EngineLaunch("main", "doomed", engine_model, FIRST, config, False, tmp_path)
-    process = await EngineProcess.start(launch, ClientConfig(control_s=3.0, load_s=DOOMED_LOAD_S))
+    process = await EngineProcess.start(launch, ClientConfig(control_s=3.0, load_s=DOOMED_LOAD_S), LocalPlace())
     yield process
     os.kill(process.pid, signal.SIGCONT)
     await process.close()

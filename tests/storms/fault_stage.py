@@ -23,6 +23,7 @@ from agentrl.inference.router import EngineRouter
 from agentrl.inference.supervision import FleetSupervisor
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.local_place import LocalPlace
 from agentrl.rollouts.episode_log import NoLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.replies import ContextFullError, session_key
@@ -176,7 +177,7 @@ class Stage:
 
     async def _launch(self, name: str) -> ChaosEngine:
         launch = EngineLaunch("main", name, self.models[0], FIRST, self.setting.engine, False, self.logs)
-        process = await EngineProcess.start(launch, self.setting.client)
+        process = await EngineProcess.start(launch, self.setting.client, LocalPlace())
         victim = Victim(process.pid, self.wrong, self.models[0], FIRST)
         self.processes[name] = process
         self.actors[name] = ChaosEngine(process.client, victim)

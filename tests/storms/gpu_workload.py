@@ -21,6 +21,7 @@ from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.engines import EngineProcess
+from agentrl.process.local_place import LocalPlace
 from agentrl.testing.builders import build_ticket
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig
 from agentrl.trainer.rank import RankSpec, TrainerRank
@@ -209,7 +210,7 @@ async def start_engine(model: Path, logs: Path, device: str, dtype: str, **args:
     config = EmbeddedEngineConfig(args={"device": device, "dtype": dtype, **args}, start_s=LOAD_S)
     launch = EngineLaunch("main", "engine", model, FIRST, config, False, logs)
     client = ClientConfig(load_s=LOAD_S)
-    return await EngineProcess.start(launch, client)
+    return await EngineProcess.start(launch, client, LocalPlace())
 
 
 async def draw_replies(engine: EngineClient, prompts: Sequence[np.ndarray], num_tokens: int) -> list[Generation]:

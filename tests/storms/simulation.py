@@ -34,6 +34,7 @@ from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.serving import Serving
 from agentrl.orchestration.worker_assembly import build_pool
+from agentrl.process.local_place import LocalPlaces
 from agentrl.sandbox.starting import SandboxKeeper
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt, StepReport, TrainBatch, WeightsManifest
@@ -279,7 +280,7 @@ async def simulate(
     buffer = MemoryBuffer(terms, tasks, {}, Ledger(recorder.write_ledger_line))
     recorder.follow({"main": list(sections)})
     hosts, journal = await build_hosts(config, run.logs), RunJournal.none()
-    tier = build_tier(config, {}, {}, run.logs, journal.buffer, {})
+    tier = build_tier(config, {}, {}, run.logs, journal.buffer, {}, LocalPlaces())
     await tier.open()
     parts = RunParts(
         config=config,
@@ -289,7 +290,7 @@ async def simulate(
         hosts=hosts,
         policies={"main": PolicyParts(Serving(fleet, router, publisher, ()), TimedTrainer())},
         buffer=buffer,
-        pool=build_pool(config, run.logs, {"main": router}, {"main": chat}, hosts, journal, tier.played),
+        pool=build_pool(config, run.logs, {"main": router}, {"main": chat}, hosts, journal, LocalPlaces(), tier.played),
         scoring=Scoring(build_scorers(config), journal.buffer, tier),
         evaluator=None,
         recorder=recorder,

@@ -23,6 +23,8 @@ from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.worker_assembly import build_pool, num_processes
 from agentrl.orchestration.worker_handle import WorkerProcess
 from agentrl.orchestration.worker_pool import WorkerPool
+from agentrl.process.local_place import LocalPlaces
+from agentrl.process.place import Places
 from agentrl.protocols import EnvironmentHost
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.tokens.chat import ChatFormat
@@ -34,6 +36,7 @@ from agentrl.types.version import PolicyVersion, VersionSpan
 from tests.storms.task_sampling import task_sampler
 
 FIRST = PolicyVersion(0, 0)
+HERE = LocalPlaces()
 DIALOGUE = (
     Message(Role.ASSISTANT, "", (ToolCall("", "schema", {}),)),
     Message(Role.ASSISTANT, "", (ToolCall("", "query", {"sql": "SELECT count(*) FROM sqlite_master"}),)),
@@ -112,7 +115,7 @@ def make_run(model: Path, folder: Path, **sections: Any) -> RunDirectory:
 
 @asynccontextmanager
 async def playing(
-    run: RunDirectory, dialogue: Sequence[Message] = DIALOGUE, delay_s: float = 0.0
+    run: RunDirectory, dialogue: Sequence[Message] = DIALOGUE, delay_s: float = 0.0, places: Places = HERE
 ) -> AsyncIterator[PlayedPool]:
     """A pool as a run has it, with the run's journal."""
     config = run.config()
@@ -123,8 +126,8 @@ async def playing(
     journal = RunJournal.open(Claim.take(run.journal), run, config, progress, set(), False)
     hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0)
     routers = {"main": EngineRouter(Fleet([engine], FIRST))}
-    tier = build_tier(config, {}, {}, run.logs, journal.buffer, journal.turn_scores())
-    pool = build_pool(config, run.logs, routers, {"main": chat}, hosts, journal, tier.played)
+    tier = build_tier(config, {}, {}, run.logs, journal.buffer, journal.turn_scores(), places)
+    pool = build_pool(config, run.logs, routers, {"main": chat}, hosts, journal, places, tier.played)
     await tier.open()
     judging = asyncio.create_task(tier.run())
     try:

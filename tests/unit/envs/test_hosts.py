@@ -135,7 +135,7 @@ async def test_a_worker_that_was_killed_between_episodes_costs_no_episode(tmp_pa
     assert await play(where) == 1.0
     [worker] = where._all
     os.kill(worker.pid, signal.SIGKILL)
-    await asyncio.to_thread(worker._process.wait)
+    await worker._process.wait()
     assert await play(where) == 1.0
     assert pid_of(where) != worker.pid
     await where.close()

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from served import Column
 
 from agentrl.process.channel import Channel, ChannelClosedError
-from agentrl.process.remote import RemoteCallError, kill_group, spawn
+from agentrl.process.remote import RemoteCallError
+from agentrl.process.starting import kill_group, spawn
 from agentrl.types.errors import Boundary, EpisodeError
 
 PEER = str(Path(__file__).with_name("channel_peer.py"))

@@ -28,7 +28,7 @@ time.sleep(3600)
 PARENT = """
 import sys, time
 from agentrl.process.parent import CHILD
-from agentrl.process.remote import spawn
+from agentrl.process.starting import spawn
 process, connection = spawn([*CHILD, "slow_module", sys.argv[1]])
 time.sleep(3600)
 """
@@ -72,21 +72,26 @@ def test_a_child_whose_parent_is_gone_already_imports_nothing(slow_module: Path)
     assert not told.exists()
 
 
+STARTS = ("ChildProcess.start", "spawn", "spawn_alone", "ProcessLaunch")
+PASSES_ON = ("process/remote.py", "process/local_place.py", "process/starting.py", "orchestration/engines.py")
+
+
 def starts(tree: ast.Module) -> Iterator[ast.Call]:
     """Calls that start a process of ours."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("ChildProcess.start", "spawn"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in STARTS:
             yield node
 
 
 def test_every_process_of_a_run_is_started_so() -> None:
     """Each module that starts one names `CHILD`.
 
-    One that only passes arguments on is the exception, and the keeper of sandboxes, which has to end what it holds when
+    Those that only pass arguments on are exceptions, and the keeper of sandboxes, which has to end what it holds when
     its parent has ended: its control connection tells it (`test_a_keeper_ends_all_when_its_parent_is_killed`).
     """
     package = Path(agentrl.__file__).parent
-    exceptions = {package / "process" / "remote.py", package / "sandbox" / "starting.py"}
+    exceptions = {package / name for name in (*PASSES_ON, "sandbox/starting.py")}
+    assert all(path.is_file() for path in exceptions)
     files = [path for path in package.rglob("*.py") if path not in exceptions]
     starting = [path for path in files if list(starts(ast.parse(path.read_text())))]
     assert len(starting) >= 5

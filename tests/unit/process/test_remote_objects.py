@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from served import Column
 
-from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError, tail
+from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
+from agentrl.process.starting import tail
 from agentrl.types.task import Split, Task
 
 SERVED = str(Path(__file__).with_name("served.py"))

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from agentrl.process.parent import STOP_SIGNALS
-from agentrl.process.remote import spawn
+from agentrl.process.starting import spawn
 
 LIMIT_S = 30.0
 CHILD = """

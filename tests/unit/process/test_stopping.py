@@ -18,7 +18,7 @@ LIMIT_S = 120.0
 PROGRAM = """
 import asyncio, socket, sys, time
 from agentrl.process.loop import run_async
-from agentrl.process.remote import spawn
+from agentrl.process.starting import spawn
 from agentrl.process.stopping import StopSignals
 
 class Busy(asyncio.Protocol):
@@ -123,7 +123,7 @@ def test_a_child_that_has_ended_is_not_ended_again(tmp_path: Path) -> None:
     program = """
 import os, signal
 from agentrl.process import stopping
-from agentrl.process.remote import kill_group, spawn
+from agentrl.process.starting import kill_group, spawn
 process, connection = spawn(["-c", ""])
 assert process.pid in stopping._groups
 kill_group(process)

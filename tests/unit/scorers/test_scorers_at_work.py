@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentrl.config.base import parse_config
+from agentrl.process.local_place import LocalPlaces
 from agentrl.scorers.definition import ScorerSetting, TurnScorerConfig
 from agentrl.scorers.turn_function import TurnFunctionConfig
 from agentrl.scoring.queue import ScorerQueue
@@ -23,7 +24,7 @@ async def line_of(config: TurnScorerConfig, setting: ScorerSetting, logs: Path) 
     async def keep(name: str, scores: object) -> None:
         return
 
-    queue = ScorerQueue(config, worker_start(config, setting, logs), keep)
+    queue = ScorerQueue(config, worker_start(config, setting, logs, LocalPlaces()), keep)
     await queue.open()
     running = asyncio.create_task(queue.run())
     try:

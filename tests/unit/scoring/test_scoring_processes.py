@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.process.local_place import LocalPlaces
 from agentrl.scorers.definition import ScorerSetting
 from agentrl.scoring.queue import ScorerQueue
 from agentrl.scoring.workers import ProcessWorker, worker_start
@@ -25,7 +26,7 @@ class ProcessLine(Line):
         self.file = folder / "seen"
         self.config = MoodyConfig(name="moody", count_file=self.file, **{"batch_turns": 1, **config})
         self.kept = []
-        start = worker_start(self.config, ScorerSetting({"main": Path("/model")}), folder)
+        start = worker_start(self.config, ScorerSetting({"main": Path("/model")}), folder, LocalPlaces())
         self.queue = ScorerQueue(self.config, start, self._keep)
 
     def seen(self) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The local runtime: engines and trainer ranks as processes of this machine."""
+"""The runtime: engines and trainer ranks as processes, at the places that a run has."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from agentrl.inference.config import AttachedEngineConfig
 from agentrl.orchestration.commands import EngineLaunch
 from agentrl.orchestration.config import PolicyConfig, RunConfig
 from agentrl.orchestration.engines import Attachment, EngineProcess, attachments, let_go
+from agentrl.process.place import Place, PlaceLostError, Places, Role
 from agentrl.protocols import Engine
 from agentrl.trainer.handle import TrainerHandle
-from agentrl.types.errors import ConfigError, EngineError
+from agentrl.types.errors import ConfigError, EngineError, TrainerError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
 
 
-class LocalRuntime:
-    """Starts what a run needs and ends all of it, whatever happened. Engines bear the run's `mark`."""
+class ProcessRuntime:
+    """Starts what a run needs and ends all of it, whatever happened. Engines bear the run's `mark`.
 
-    def __init__(self, config: RunConfig, logs: Path, mark: str | None = None) -> None:
-        self._config, self._logs, self._mark = config, logs, mark
+    Places are whoever's who handed the runtime's out; it gives back what it took.
+    """
+
+    def __init__(self, config: RunConfig, logs: Path, places: Places, mark: str | None = None) -> None:
+        self._config, self._logs, self._places, self._mark = config, logs, places, mark
+        self._taken: dict[str, list[Place]] = {}
         self._processes: dict[str, EngineProcess] = {}
         self._launches: dict[str, EngineLaunch] = {}
         self._attached: dict[str, tuple[Attachment, EngineClient]] = {}
@@ -62,6 +67,11 @@ class LocalRuntime:
     async def start_trainer(self, policy: str, model: Path, version: PolicyVersion) -> TrainerHandle:
         """The ranks that train a policy. Raises ConfigError or TrainerError."""
         config = self._policy(policy)
+        names = [f"trainer-{policy}-{rank}" for rank in range(config.trainer.ranks)]
+        try:
+            places = self._taken[f"trainer-{policy}"] = await self._places.gang(Role.TRAINER, names)
+        except PlaceLostError as error:
+            raise TrainerError(f"trainer of policy '{policy}': {error}") from error
         trainer = await TrainerHandle.start(
             policy,
             model,
@@ -70,6 +80,7 @@ class LocalRuntime:
             config.algorithm,
             self._config.sampling_of(policy).temperature,
             self._logs,
+            places,
         )
         self._trainers.append(trainer)
         return trainer
@@ -94,6 +105,7 @@ class LocalRuntime:
             return await self._attach(attachment)
         launch = self._launches[name]
         await self._processes[name].close()
+        await self._give_back(name)
         if self._restarts[name] >= launch.config.max_restarts:
             limit = launch.config.max_restarts
             raise EngineError(f"engine.max_restarts = {limit} allows no further start; look at its log")
@@ -116,6 +128,7 @@ class LocalRuntime:
         await asyncio.gather(*(let_go(client) for _, client in self._attached.values()))
         await asyncio.gather(*(trainer.close() for trainer in self._trainers))
         await asyncio.gather(*(process.close() for process in self._processes.values()))
+        await asyncio.gather(*(self._give_back(name) for name in list(self._taken)))
 
     async def _report_end(self, name: str) -> None:
         """Waits for: the end of one engine. Unblocked by: it, or close."""
@@ -149,9 +162,19 @@ class LocalRuntime:
         return client
 
     async def _start(self, launch: EngineLaunch) -> Engine:
-        process = await EngineProcess.start(launch, self._policy(launch.policy).client)
+        """Raises ConfigError or EngineError."""
+        try:
+            place = await self._places.take(Role.ENGINE, launch.name)
+        except PlaceLostError as error:
+            raise EngineError(f"engine {launch.name} could not be started: {error}") from error
+        self._taken[launch.name] = [place]
+        process = await EngineProcess.start(launch, self._policy(launch.policy).client, place)
         self._processes[launch.name] = process
         return process.client
+
+    async def _give_back(self, name: str) -> None:
+        """Close what was taken for an engine, or for a trainer's ranks."""
+        await asyncio.gather(*(place.close() for place in self._taken.pop(name, ())))
 
     def _policy(self, name: str) -> PolicyConfig:
         return self._config.policies[name]
