@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import ipaddress
 import os
 import signal
 import tempfile
@@ -25,8 +26,13 @@ from safetensors.torch import load_file
 from trainer_worker import ChangingRank
 
 from agentrl.algorithms.config import AlgorithmConfig, PpoConfig, TisConfig
+from agentrl.process.interfaces import own_address
+from agentrl.process.local_place import LocalPlace
+from agentrl.process.place import Role
+from agentrl.process.ports import LOOPBACK
 from agentrl.process.remote import ChildProcess
 from agentrl.testing.builders import build_episode, build_ticket
+from agentrl.testing.pumped_place import PumpedPlaces
 from agentrl.trainer.config import OptimizerConfig, TrainerConfig, TrainerDeadlines
 from agentrl.trainer.handle import TrainerHandle
 from agentrl.trainer.rank import RankSpec
@@ -37,6 +43,7 @@ from agentrl.types.version import PolicyVersion
 
 Weights = dict[str, torch.Tensor]
 FIRST = PolicyVersion(0, 0)
+ELSEWHERE = "192.0.2.200"  # nobody has it: it is for documentation
 OPTIMIZERS = {
     "adamw": OptimizerConfig(kind="adamw", learning_rate=1e-4, weight_decay=0.1),
     "sgd": OptimizerConfig(kind="sgd", learning_rate=0.1, max_grad_norm=0.5),
@@ -247,6 +254,58 @@ def test_a_rank_killed_in_a_step_ends_the_trainer_with_an_error_that_names_it(da
 
 async def start(model: Path, logs: Path) -> TrainerHandle:
     return await TrainerHandle.start("main", model, FIRST, config_of("sgd"), ALGORITHM, 1.0, logs)
+
+
+class SeenByOthers(LocalPlace):
+    """This machine by the address at which others reach it, which is loopback's where it has no other."""
+
+    @property
+    def host(self) -> str:
+        try:
+            return own_address(ELSEWHERE)
+        except OSError:
+            return LOOPBACK
+
+
+def listens_at(pid: int) -> set[str]:
+    """IPv4 addresses at which a process listens."""
+    files = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    packed = [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in files]
+    return {str(ipaddress.ip_address(bytes.fromhex(address)[::-1])) for address in packed}
+
+
+@pytest.mark.parametrize("kind", ["seen by others", "pumped"])
+async def test_ranks_of_other_places_compute_the_same_to_the_last_bit(kind, day, tiny_model, tmp_path, monkeypatch):
+    config = config_of("sgd").model_copy(update={"ranks": 2})
+    places = [SeenByOthers()] * 2
+    if kind == "pumped":
+        places = await PumpedPlaces().gang(Role.TRAINER, ["one", "other"])
+    else:
+        monkeypatch.setattr("agentrl.trainer.handle.is_loopback", lambda host: False)
+    handle = await TrainerHandle.start("main", tiny_model, FIRST, config, ALGORITHM, 1.0, tmp_path, places)
+    try:
+        if kind == "seen by others":
+            assert not (tmp_path / "trainer-main.rendezvous").exists()
+            assert listens_at(handle._ranks[1].pid) == {places[1].host}, "gloo is bound to the place's address"
+        await handle.step(BATCHES[0])
+        await handle.step(BATCHES[1])
+        manifest = await handle.stage(PolicyVersion(0, 2), tmp_path / "weights")
+        weights = load_file(Path(manifest.path) / "model.safetensors")
+    finally:
+        await handle.close()
+        for place in places:
+            await place.close()
+    assert weights.keys() == day.weights["sgd"].keys()
+    assert all(torch.equal(tensor, day.weights["sgd"][name]) for name, tensor in weights.items())
+
+
+async def test_a_rank_whose_machine_has_not_the_address_of_its_place_is_refused(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(SeenByOthers, "host", ELSEWHERE)
+    with pytest.raises(ConfigError, match=rf"no network interface of this machine has the address {ELSEWHERE}"):
+        await TrainerHandle.start(
+            "main", tiny_model, FIRST, config_of("sgd"), ALGORITHM, 1.0, tmp_path, [SeenByOthers()]
+        )
 
 
 async def test_a_missing_model_folder_is_a_configuration_error(tmp_path):

@@ -13,12 +13,16 @@ from agentrl.journal.entries import Leased
 from agentrl.journal.reading import read_journal
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.worker_assembly import num_processes
+from agentrl.process.local_place import LocalPlaces
+from agentrl.process.place import Places
 from agentrl.rollouts.episode_log import EpisodeParked
+from agentrl.testing.pumped_place import PumpedPlaces
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import ConfigError
 from agentrl.types.rollout import PackedEntry
 from tests.storms.worker_pools import DIALOGUE, PlayedPool, make_run, nothing, playing
 
+PLACES = [LocalPlaces, PumpedPlaces]
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -46,11 +50,14 @@ def pids(played: PlayedPool) -> dict[str, int]:
     return {worker.name: worker.pid for worker in played.pool._workers.values()}  # type: ignore[attr-defined]
 
 
-async def test_two_processes_play_the_same_episodes_as_the_run_itself(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", PLACES)
+async def test_two_processes_play_the_same_episodes_as_the_run_itself(
+    kind: type[Places], tiny_model: Path, tmp_path: Path
+) -> None:
     played = {}
     for workers in (0, 2):
         run = make_run(tiny_model, tmp_path / str(workers), rollout={"workers": workers})
-        async with playing(run) as pool:
+        async with playing(run, places=kind()) as pool:
             played[workers] = contents(await pool.play(range(8)))
             turns = pool.pool.metrics()["workers/turns_total"]
         histories = read_journal(run.journal).lives
@@ -61,11 +68,12 @@ async def test_two_processes_play_the_same_episodes_as_the_run_itself(tiny_model
     assert writers == {"worker-1", "worker-2"}, "each has had episodes"
 
 
+@pytest.mark.parametrize("kind", PLACES)
 async def test_a_worker_that_is_killed_costs_its_episodes_nothing_and_others_never_stop(
-    tiny_model: Path, tmp_path: Path
+    kind: type[Places], tiny_model: Path, tmp_path: Path
 ) -> None:
     run = make_run(tiny_model, tmp_path, rollout={"workers": 2})
-    async with playing(run, delay_s=0.2) as pool:
+    async with playing(run, delay_s=0.2, places=kind()) as pool:
         playing_all = asyncio.create_task(pool.play(range(8)))
         await wait_until(lambda: pool.pool.metrics()["workers/turns_total"] >= 10)
         before = pids(pool)
@@ -85,6 +93,23 @@ async def test_a_worker_that_is_killed_costs_its_episodes_nothing_and_others_nev
     assert sorted(map(len, leases)) == [1] * 4 + [2] * 4
     assert all(tokens == sorted(set(tokens)) for tokens in leases), "tokens rise with each hand-over"
     assert sum(requests.values()) <= 8 * len(DIALOGUE) + 4, "what was on record was not generated again"
+
+
+async def test_the_loss_of_a_place_is_the_loss_of_its_worker(tiny_model: Path, tmp_path: Path, caplog) -> None:
+    run, places = make_run(tiny_model, tmp_path, rollout={"workers": 2}), PumpedPlaces()
+    async with playing(run, delay_s=0.2, places=places) as pool:
+        playing_all = asyncio.create_task(pool.play(range(8)))
+        await wait_until(lambda: pool.pool.metrics()["workers/turns_total"] >= 10)
+        lost = places.taken["worker-1"]
+        lost.lose()
+        episodes = await playing_all
+        await wait_until(lambda: len(pids(pool)) == 2)
+        metrics = pool.pool.metrics()
+    assert [(episode.failure, len(episode.turns)) for episode in episodes] == [(None, len(DIALOGUE))] * 8
+    assert (metrics["workers/restarts_total"], metrics["workers/handed_over_total"]) == (1, 4)
+    assert "process worker-1: its place is gone; end of" in caplog.text
+    assert places.taken["worker-1"] is not lost, "another takes its place"
+    assert all(place.is_closed for place in (lost, *places.taken.values()))
 
 
 async def test_episodes_go_on_in_whatever_number_of_workers_a_later_start_has(tiny_model: Path, tmp_path: Path) -> None:
@@ -125,15 +150,16 @@ def with_workers(run: RunDirectory, workers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "says"),
+    ("fault", "kind", "says", "places"),
     [
-        ("hang", "hung", "was silent for 1 s and was killed"),
-        ("exit", "crashed", "exit code 3"),
-        ("crash", "crashed", "signal 11"),
+        ("hang", "hung", "was silent for 1 s and was killed", LocalPlaces),
+        ("exit", "crashed", "exit code 3", LocalPlaces),
+        ("exit", "crashed", "exit code 3", PumpedPlaces),
+        ("crash", "crashed", "signal 11", LocalPlaces),
     ],
 )
 async def test_a_scaffold_that_ends_or_holds_its_process_costs_its_episodes_and_no_other(
-    fault: str, kind: str, says: str, tiny_model: Path, tmp_path: Path
+    fault: str, kind: str, says: str, places: type[Places], tiny_model: Path, tmp_path: Path
 ) -> None:
     plain = {"name": "sql", "options": {}}  # whose every call may be made again in another instance
     options = {"fault": fault, "words": [await question(make_run(tiny_model, tmp_path, environment=plain))]}
@@ -145,7 +171,7 @@ async def test_a_scaffold_that_ends_or_holds_its_process_costs_its_episodes_and_
         rollout={"worker_silence_s": 1.0, "max_attempts": 1},
     )
     assert num_processes(bad.config()) == 1, "a scaffold that others wrote has a process of its own"
-    async with playing(bad) as pool:
+    async with playing(bad, places=places()) as pool:
         episodes = await pool.play(range(4))
         metrics = pool.pool.metrics()
     guilty, *others = episodes

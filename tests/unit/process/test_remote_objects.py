@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 from served import Column
 
+from agentrl.process.local_place import LocalPlace
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError
 from agentrl.process.starting import tail
+from agentrl.testing.pumped_place import PumpedPlace
 from agentrl.types.task import Split, Task
 
 SERVED = str(Path(__file__).with_name("served.py"))
 
 
-@pytest.fixture
-async def caller(tmp_path):
+@pytest.fixture(params=[LocalPlace, PumpedPlace])
+async def caller(request, tmp_path):
     """An object on the other side of the border."""
-    child = await ChildProcess.start("calculator", [SERVED], tmp_path / "calculator.log")
+    child = await ChildProcess.start("calculator", [SERVED], tmp_path / "calculator.log", place=request.param())
     yield child
     child.kill()
 
