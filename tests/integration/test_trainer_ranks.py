@@ -300,14 +300,6 @@ async def test_ranks_of_other_places_compute_the_same_to_the_last_bit(kind, day,
     assert all(torch.equal(tensor, day.weights["sgd"][name]) for name, tensor in weights.items())
 
 
-async def test_a_rank_whose_machine_has_not_the_address_of_its_place_is_refused(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(SeenByOthers, "host", ELSEWHERE)
-    with pytest.raises(ConfigError, match=rf"no network interface of this machine has the address {ELSEWHERE}"):
-        await TrainerHandle.start(
-            "main", tiny_model, FIRST, config_of("sgd"), ALGORITHM, 1.0, tmp_path, [SeenByOthers()]
-        )
-
-
 async def test_a_missing_model_folder_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match=r"no model at .*nowhere: config\.json is missing"):
         await start(tmp_path / "nowhere", tmp_path)

@@ -4,13 +4,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from agentrl.algorithms.config import AlgorithmConfig
+from agentrl.process.local_place import LocalPlace, LocalProcess
+from agentrl.process.place import PlaceLostError, ProcessLaunch
 from agentrl.process.remote import ProcessDiedError, RemoteCallError
 from agentrl.process.server import Reply
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.handle import TrainerHandle
+from agentrl.trainer.handle import TrainerHandle, meeting_point
 from agentrl.types.errors import ConfigError, StorageError, TrainerError
+from agentrl.types.version import FIRST_VERSION
 
 HANGS = object()
 
@@ -90,3 +95,47 @@ async def test_a_cancelled_call_ends_the_ranks():
     with pytest.raises(asyncio.CancelledError):
         await call
     assert all(rank.is_killed for rank in ranks)
+
+
+class OtherPlace(LocalPlace):
+    """A place of another machine, which is lost before a second process starts there."""
+
+    def __init__(self, host: str) -> None:
+        self._host, self.launches = host, []
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    async def start(self, launch: ProcessLaunch) -> LocalProcess:
+        self.launches.append(launch)
+        if len(self.launches) == 2:
+            raise PlaceLostError("node 10.0.0.3 is gone")
+        return await super().start(ProcessLaunch(launch.name, ("-c", "import time; time.sleep(600)")))
+
+    async def free_port(self) -> int:
+        return 21774
+
+
+async def test_ranks_of_one_machine_meet_by_a_file_and_others_at_the_first(tmp_path):
+    assert await meeting_point([LocalPlace(), LocalPlace()], tmp_path) == str(tmp_path)
+    places = [OtherPlace("10.0.0.3"), OtherPlace("10.0.0.4")]
+    assert await meeting_point(places, tmp_path) == "tcp://10.0.0.3:21774"
+
+
+async def test_a_lost_place_ends_the_ranks_that_were_started_and_those_at_one_place_have_a_device_each(
+    tmp_path, monkeypatch
+):
+    started = []
+    monkeypatch.setattr(TrainerHandle, "kill", lambda handle: started.extend(handle._ranks))
+    place, config = OtherPlace("10.0.0.3"), TrainerConfig(ranks=3)
+    with pytest.raises(TrainerError, match=r"trainer of policy 'main': node 10\.0\.0\.3 is gone"):
+        await TrainerHandle.start(
+            "main", tmp_path, FIRST_VERSION, config, AlgorithmConfig(), 1.0, tmp_path, [OtherPlace("x"), place, place]
+        )
+    assert [rank.name for rank in started] == ["trainer-main-0", "trainer-main-1"]
+    for rank in started:
+        rank.kill()
+    specs = [msgspec.json.decode(launch.argv[-1]) for launch in place.launches]
+    assert [(s["rank"], s["num_ranks"], s["device"], s["num_devices"]) for s in specs] == [(1, 3, 0, 2), (2, 3, 1, 2)]
+    assert {(spec["host"], spec["rendezvous"]) for spec in specs} == {("10.0.0.3", "tcp://x:21774")}

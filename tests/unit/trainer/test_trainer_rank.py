@@ -57,6 +57,15 @@ def agreeing(network: PreTrainedModel) -> TrainBatch:
     return make_batch(network, rewards=((1.0, 1.0), (0.0, 0.0)), noise=1.0)
 
 
+def test_a_rank_whose_machine_has_not_the_address_of_its_place_is_refused(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    spec = msgspec.structs.replace(
+        spec_of(tiny_model, tmp_path), rendezvous="tcp://192.0.2.200:21774", host="192.0.2.201"
+    )
+    with pytest.raises(ConfigError, match=r"no network interface of this machine has the address 192\.0\.2\.201"):
+        TrainerRank(spec).load()
+
+
 def test_a_step_makes_the_next_version_and_reports_it(rank, network):
     report = rank.step(make_batch(network))
     assert report.version == PolicyVersion(0, 1)
