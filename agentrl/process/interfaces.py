@@ -17,13 +17,12 @@ _ANY_PORT = 9
 class _Interface(ctypes.Structure):
     """The beginning of an ``ifaddrs``: each is one address of one interface."""
 
-
-_Interface._fields_ = [
-    ("next", ctypes.POINTER(_Interface)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-]
+    _fields_ = (
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("flags", ctypes.c_uint),
+        ("address", ctypes.c_void_p),
+    )
 
 
 def interface_of(address: str) -> str:
@@ -56,13 +55,14 @@ def own_address(peer: str) -> str:
 def _addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
     """Name and address, as the C library lists them. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
-    first = ctypes.POINTER(_Interface)()
+    first = ctypes.c_void_p()
     if library.getifaddrs(ctypes.byref(first)):
         raise OSError(ctypes.get_errno(), "the network interfaces cannot be listed")
     try:
-        entry = first
-        while entry:
-            interface, entry = entry.contents, entry.contents.next
+        place = first.value
+        while place is not None:
+            interface = _Interface.from_address(place)
+            place = interface.next
             if interface.address is None:
                 continue
             family = ctypes.c_ushort.from_address(interface.address).value

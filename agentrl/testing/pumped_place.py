@@ -149,6 +149,11 @@ class PumpedPlaces:
     def __init__(self) -> None:
         self.taken: dict[str, PumpedPlace] = {}
 
+    @property
+    def host(self) -> str:
+        """Loopback."""
+        return LOOPBACK
+
     async def take(self, role: Role, name: str) -> PumpedPlace:
         """A place of its own."""
         place = self.taken[name] = PumpedPlace()
