@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.engines import EngineProcess, attachments
 from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.process.local_place import LocalPlace, LocalPlaces
+from agentrl.testing.pumped_place import PumpedPlaces
 from agentrl.types.errors import ConfigError, EngineError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
@@ -99,3 +101,24 @@ async def test_the_evaluations_engine_keeps_no_cache_of_older_weights_where_roll
         assert (await engine.model_info())["paused"] == "abort"
     finally:
         await runtime.close()
+
+
+async def test_the_loss_of_an_engines_place_is_its_end_and_places_are_given_back(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = tomllib.loads(runs.RECIPE)
+    settings["policies"]["main"] |= {"model": str(tiny_model)}
+    places = PumpedPlaces()
+    runtime = ProcessRuntime(parse_config(RunConfig, settings, "test"), tmp_path, places)
+    try:
+        engine = await runtime.start_side_engine("evaluation", "main", tiny_model, FIRST)
+        assert (await engine.model_info())["weight_version"]
+        places.taken["engine-main-evaluation"].lose()
+        async with asyncio.timeout(120):
+            with pytest.raises(
+                EngineError, match=r"engine-main-evaluation ended \(its place is gone\)\. End of .*log:"
+            ):
+                await runtime.watch()
+    finally:
+        await runtime.close()
+    assert places.taken["engine-main-evaluation"].is_closed

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from agentrl.process.local_place import LocalPlaces
+from agentrl.process.place import Places
 from agentrl.scorers.definition import ScorerSetting
 from agentrl.scoring.queue import ScorerQueue
 from agentrl.scoring.workers import ProcessWorker, worker_start
+from agentrl.testing.pumped_place import PumpedPlaces
 from agentrl.types.errors import Boundary, ConfigError
 from tests.unit.scoring.process_scorers import ANSWERS_NONSENSE, DIES, HANGS, RAISES, MoodyConfig
 from tests.unit.scoring.scoring_parts import Line, a_turn, until
@@ -22,11 +24,11 @@ pytestmark = pytest.mark.timeout(300)
 class ProcessLine(Line):
     """The line of a scorer in processes, which count the turns that they see."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(self, folder: Path, places: Places | None = None, **config: Any) -> None:
         self.file = folder / "seen"
         self.config = MoodyConfig(name="moody", count_file=self.file, **{"batch_turns": 1, **config})
         self.kept = []
-        start = worker_start(self.config, ScorerSetting({"main": Path("/model")}), folder, LocalPlaces())
+        start = worker_start(self.config, ScorerSetting({"main": Path("/model")}), folder, places or LocalPlaces())
         self.queue = ScorerQueue(self.config, start, self._keep)
 
     def seen(self) -> list[tuple[int, int]]:
@@ -68,6 +70,24 @@ async def test_a_process_that_dies_or_hangs_fails_its_batch_and_is_replaced(
         await until(lambda: not is_there(worker._child.pid) and line.total("workers_started") == 2)
     assert line.total("workers_lost") == 1
     assert len(line.seen()) <= 1, "the turn is not sent again"
+
+
+async def test_the_loss_of_a_place_fails_the_batch_and_another_takes_its_place(tmp_path: Path) -> None:
+    places = PumpedPlaces()
+    line = ProcessLine(tmp_path, places, pool={"queue_s": 0.1})
+    async with line.running() as queue:
+        assert (await queue.ask(a_turn(0))).value == 0.004
+        asked = queue.ask(a_turn(HANGS))
+        await until(lambda: len(line.seen()) == 2)
+        places.taken["scorer-moody-1"].lose()
+        failed = await asked
+        assert failed.failure is not None
+        assert (failed.failure.boundary, failed.failure.kind) == (Boundary.SCORER, "died")
+        assert "scorer-moody-1 ended (its place is gone)" in failed.failure.message
+        assert (await queue.ask(a_turn(1))).value == 0.005
+    assert line.total("workers_lost") == 1
+    assert list(places.taken) == ["scorer-moody-1", "scorer-moody-2"]
+    assert all(place.is_closed for place in places.taken.values())
 
 
 async def test_after_a_death_the_line_goes_on(tmp_path: Path) -> None:
