@@ -84,7 +84,7 @@ test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real
 	timeout 1800 $(BIN)/python -m pytest -m docker --timeout 300 --durations 5 tests/docker
 
 test-ray: $(VENV)/.installed-dev                          ## on a Ray cluster of virtual machines on this one; needs root
-	$(BIN)/python -m pytest -m ray --durations 5 tests/ray
+	$(BIN)/python -m pytest -m ray --durations 5 tests/cluster
 
 gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
 	@$(PYTHON) deploy/gpu/install.py wheels --python $(GPU_PYTHON) --wheels $(WHEELS) --skip $(SKIP)

@@ -1,0 +1,46 @@
+"""What the nodes of a cluster have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+
+# What Ray counts by itself on every node.
+_COUNTED = ("memory", "object_store_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is up: its id, address, and what it has to give in all, by Ray's names of resources."""
+
+    node_id: str
+    host: str
+    resources: Mapping[str, float]
+
+
+def live_nodes() -> list[Node]:
+    """Nodes of the cluster that this process has joined. Asks the head."""
+    return [
+        Node(found["NodeID"], found["NodeManagerAddress"], _given(found["Resources"]))
+        for found in ray.nodes()
+        if found["Alive"]
+    ]
+
+
+def free_on_nodes() -> dict[str, dict[str, float]]:
+    """What is not taken, by the address of the node. Asks the head."""
+    free = ray._private.state.available_resources_per_node()
+    return {node.host: _given(free.get(node.node_id, {})) for node in live_nodes()}
+
+
+def describe(share: Mapping[str, float]) -> str:
+    """Example: ``4 CPU, 1 GPU``; ``nothing``."""
+    return ", ".join(f"{amount:g} {name}" for name, amount in share.items() if amount) or "nothing"
+
+
+def _given(resources: Mapping[str, float]) -> dict[str, float]:
+    """Without what Ray counts by itself, and what placement groups have made of it."""
+    kept = {name: amount for name, amount in resources.items() if name not in _COUNTED}
+    return {name: amount for name, amount in kept.items() if not name.startswith("node:") and "_group_" not in name}

@@ -1,0 +1,155 @@
+"""Hands out places on the nodes of a Ray cluster, by the resources that a role takes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agentrl import codec
+from agentrl.cluster.actor import ProcessActor, Started
+from agentrl.cluster.calls import ActorCalls
+from agentrl.cluster.config import RayRuntimeConfig, resources_of
+from agentrl.cluster.joining import join
+from agentrl.cluster.nodes import describe, free_on_nodes
+from agentrl.cluster.process import RayProcess
+from agentrl.process.place import Place, PlaceLostError, ProcessLaunch, Role
+from agentrl.process.threads import run_in_thread
+
+_START_S = 180.0  # an actor's process imports what it needs from a disk that others may share
+_LOOK_S = 2.0
+
+
+@dataclass(slots=True)
+class _Seats:
+    """A placement group: resources of one node for each of its members, which are given back together."""
+
+    group: PlacementGroup
+    taken: int
+
+    def give_back(self) -> None:
+        """One member needs it no more."""
+        self.taken -= 1
+        if self.taken == 0:
+            remove_placement_group(self.group)
+
+
+class RayPlace:
+    """A share of a node: an actor that starts children there."""
+
+    def __init__(self, calls: ActorCalls, host: str, seats: _Seats) -> None:
+        self._calls, self._host, self._seats = calls, host, seats
+        self._is_closed = False
+
+    @property
+    def host(self) -> str:
+        """Address of the node."""
+        return self._host
+
+    async def start(self, launch: ProcessLaunch) -> RayProcess:
+        """Start a child there. Raises OSError, PlaceLostError."""
+        started: Started = await self._calls.call("start", codec.encode(launch))
+        if not started.pid:
+            raise OSError(started.error_number, f"{started.error} (on node {self._host})")
+        return await RayProcess.of(self._calls, started.pid, launch.has_socket)
+
+    async def free_port(self) -> int:
+        """A port of the node that nobody listens on now. Raises PlaceLostError."""
+        port: int = await self._calls.call("free_port")
+        return port
+
+    async def close(self) -> None:
+        """End the actor, with all that it started, and give its resources back; safe to call twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._calls.kill()
+            self._seats.give_back()
+
+
+@dataclass(slots=True)
+class RayPlaces:
+    """Places of one run, which joins a cluster for it.
+
+    A member of an elastic role has a placement group of its own, on whatever node has room, best on one that has few
+    others; ranks that work together have one group for all, on as few nodes as have room.
+
+    Example: ``places = RayPlaces.open(config)``, ``place = await places.take(Role.WORKER, "worker-1")``.
+    """
+
+    config: RayRuntimeConfig
+    _has_joined: bool
+    _taken: list[RayPlace] = field(default_factory=list)
+    _numbers: Any = field(default_factory=itertools.count)
+
+    @classmethod
+    def open(cls, config: RayRuntimeConfig) -> RayPlaces:
+        """Join the cluster. Takes seconds, on the main thread. Raises ConfigError."""
+        return cls(config, join(config))
+
+    async def take(self, role: Role, name: str) -> RayPlace:
+        """A place for one process. Waits for: room. Unblocked by: it, `wait_s`. Raises PlaceLostError."""
+        [place] = await self._seat(role, [name], "SPREAD")
+        return place
+
+    async def gang(self, role: Role, names: Sequence[str]) -> list[Place]:
+        """A place for each of several processes, all or none. Waits and raises as `take` does."""
+        return list(await self._seat(role, names, "PACK"))
+
+    async def close(self) -> None:
+        """Give all places back, and leave the cluster; safe to call twice."""
+        for place in self._taken:
+            await place.close()
+        self._taken.clear()
+        if self._has_joined:
+            self._has_joined = False
+            ray.shutdown()
+
+    async def _seat(self, role: Role, names: Sequence[str], strategy: str) -> list[RayPlace]:
+        share = resources_of(self.config, role)
+        group = placement_group([share] * len(names), strategy=strategy)
+        try:
+            await self._wait_for_room(group, share, names)
+            seats = _Seats(group, len(names))
+            starts = (self._start(seats, number, name, share) for number, name in enumerate(names))
+            places = await asyncio.gather(*starts)
+        except BaseException:
+            remove_placement_group(group)  # ends the actors in it, too
+            raise
+        self._taken += places
+        return places
+
+    async def _wait_for_room(self, group: PlacementGroup, share: Mapping[str, float], names: Sequence[str]) -> None:
+        """Waits for: room for all. Unblocked by: it, `wait_s`."""
+        deadline = asyncio.get_running_loop().time() + self.config.wait_s
+        while not await run_in_thread(f"room-{names[0]}", lambda: group.wait(_LOOK_S)):
+            if asyncio.get_running_loop().time() > deadline:
+                free = await run_in_thread("nodes", free_on_nodes)
+                raise PlaceLostError(
+                    f"no room for {', '.join(names)} in {self.config.wait_s:.0f} s: each asks for {describe(share)}, "
+                    f"and there is free {'; '.join(f'{host}: {describe(rest)}' for host, rest in free.items())}. Add "
+                    "nodes, ask for less in [runtime], or raise runtime.wait_s"
+                )
+
+    async def _start(self, seats: _Seats, number: int, name: str, share: Mapping[str, float]) -> RayPlace:
+        """An actor in one seat. Waits for: it to be up. Unblocked by: it, a deadline."""
+        others = {resource: amount for resource, amount in share.items() if resource not in ("CPU", "GPU")}
+        actor = ray.remote(ProcessActor).options(
+            name=f"{name}-{next(self._numbers)}",
+            num_cpus=share["CPU"],
+            num_gpus=share.get("GPU", 0),
+            resources=others,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(seats.group, number),
+        )
+        calls = ActorCalls(actor.remote(os.getcwd()), name)
+        try:
+            return RayPlace(calls, await calls.start(_START_S), seats)
+        except BaseException:
+            calls.kill()
+            raise

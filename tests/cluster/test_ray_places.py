@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agentrl.cluster.places import RayPlace, RayPlaces
+from agentrl.process.place import PlaceLostError, ProcessLaunch, Role
+from agentrl.testing.virtual_cluster import VirtualCluster
+from agentrl.testing.virtual_machines import VirtualMachine
+
+DEADLINE_S = 120.0
+_BEGIN = "import os, socket, sys, time\nfrom agentrl.process.parent import die_with_parent\ndie_with_parent()\n"
+_SOCKET = _BEGIN + "s = socket.socket(fileno=int(sys.argv[-1]))\n"
+ECHO = _SOCKET + "while data := s.recv(1 << 20): s.sendall(data)\n"
+COUNT = _SOCKET + "for n in range(1000): s.sendall(n.to_bytes(4, 'big'))\n"
+SLEEP = _BEGIN + "time.sleep(1000)\n"
+ASK = _SOCKET + "while command := s.recv(1 << 16): s.sendall(repr(eval(command)).encode())\n"
+
+
+def launch(program: str, **settings) -> ProcessLaunch:
+    return ProcessLaunch("child", ("-c", program), **settings)
+
+
+async def streams(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(sock=connection)
+
+
+async def ask(connection: socket.socket, question: str) -> str:
+    """What the child ASK computes."""
+    loop = asyncio.get_running_loop()
+    connection.setblocking(False)
+    await loop.sock_sendall(connection, question.encode())
+    async with asyncio.timeout(DEADLINE_S):
+        return (await loop.sock_recv(connection, 1 << 16)).decode()
+
+
+def node_of(cluster: VirtualCluster, place: RayPlace) -> VirtualMachine:
+    return next(node for node in cluster.nodes if node.host == place.host)
+
+
+def commands_on(node: VirtualMachine) -> str:
+    """Of all processes that run on a node, zombies apart, as the kernel lists them."""
+    script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done"
+    return subprocess.run(node.command(["sh", "-c", script]), capture_output=True, text=True).stdout
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+async def test_members_of_a_role_are_spread_and_a_gang_is_together(places):
+    first, second = await places.take(Role.WORKER, "worker-0"), await places.take(Role.WORKER, "worker-1")
+    gang = await places.gang(Role.TRAINER, ["rank-0", "rank-1"])
+    assert first.host != second.host
+    assert gang[0].host == gang[1].host
+    assert gang[0] is not gang[1]
+
+
+async def test_a_child_is_on_another_machine_in_the_folder_of_the_run(places, cluster):
+    place = await places.take(Role.WORKER, "worker-0")
+    child = await place.start(launch(ASK))
+    found = await ask(child.connection, "os.getcwd(), sorted(os.listdir('/tmp')), os.readlink('/proc/self/ns/net')")
+    assert found.startswith(repr((os.getcwd(),))[:-2])
+    assert os.readlink("/proc/self/ns/net") not in found
+    assert place.host in {node.host for node in cluster.nodes}
+    child.connection.close()
+    assert await asyncio.wait_for(child.wait(), DEADLINE_S) == 0
+
+
+async def test_ten_megabytes_come_back_as_they_were_sent(places):
+    child = await (await places.take(Role.WORKER, "worker-0")).start(launch(ECHO))
+    sent = random.Random(7).randbytes(10_000_000)
+    reader, writer = await streams(child.connection)
+    writer.write(sent)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await reader.readexactly(len(sent)) == sent
+    writer.close()
+    assert await asyncio.wait_for(child.wait(), DEADLINE_S) == 0
+
+
+async def test_a_thousand_small_frames_come_in_order_and_all_before_the_end(places):
+    child = await (await places.take(Role.WORKER, "worker-0")).start(launch(COUNT))
+    reader, writer = await streams(child.connection)
+    async with asyncio.timeout(DEADLINE_S):
+        data = await reader.read(-1)
+    assert data == b"".join(number.to_bytes(4, "big") for number in range(1000))
+    writer.close()
+
+
+async def test_a_child_that_reads_nothing_holds_up_whoever_sends(places):
+    child = await (await places.take(Role.WORKER, "worker-0")).start(launch(SLEEP))
+    child.connection.setblocking(False)
+    loop, sent = asyncio.get_running_loop(), 0
+    with pytest.raises(TimeoutError):
+        while sent < 1 << 30:
+            await asyncio.wait_for(loop.sock_sendall(child.connection, bytes(1 << 20)), 8.0)
+            sent += 1 << 20
+    assert 0 < sent < 64 << 20
+    await child.end()
+    child.connection.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"), [("sys.exit(3)", 3, "exit code 3"), ("os.kill(os.getpid(), 9)", -9, "signal 9")]
+)
+async def test_a_child_that_ends_is_told_with_its_exit_code_and_its_socket_reads_as_ended(places, program, code, words):
+    child = await (await places.take(Role.WORKER, "worker-0")).start(launch(_SOCKET + program))
+    reader, writer = await streams(child.connection)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await reader.read(-1) == b""
+        assert await child.wait() == code
+    assert (child.returncode, child.how_it_ended()) == (code, words)
+    writer.close()
+
+
+async def test_a_signal_reaches_the_child_and_end_kills_what_it_started(places, cluster):
+    place = await places.take(Role.WORKER, "worker-0")
+    child = await place.start(launch(SLEEP, has_socket=False))
+    child.signal(signal.SIGUSR1)
+    assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGUSR1
+    parent = _BEGIN + "import subprocess; subprocess.Popen(['sleep', '54321']); time.sleep(1000)"
+    family = await place.start(launch(parent, has_socket=False))
+    node = node_of(cluster, place)
+    await until(lambda: "sleep 54321" in commands_on(node))
+    await family.end()
+    assert family.returncode == -signal.SIGKILL
+    await until(lambda: "sleep 54321" not in commands_on(node))
+
+
+async def test_a_mark_is_read_while_the_child_runs_and_behind_its_end(places):
+    program = _BEGIN + (
+        "from agentrl.process.running_mark import RunningMark\n"
+        "RunningMark(int(sys.argv[-1])).put(b'train-000007-1\\0')\ntime.sleep(1000)"
+    )
+    child = await (await places.take(Role.WORKER, "worker-0")).start(launch(program, has_socket=False, has_mark=True))
+    async with asyncio.timeout(DEADLINE_S):
+        while await child.running() is None:
+            await asyncio.sleep(0.1)
+    await child.end()
+    assert await child.running() == "train-000007-1"
+
+
+async def test_what_cannot_be_started_is_an_error_of_the_system_that_names_the_node(places, shared: Path):
+    place = await places.take(Role.WORKER, "worker-0")
+    with pytest.raises(FileNotFoundError, match=rf"/no/python \(on node {place.host}\)"):
+        await place.start(launch(SLEEP, python="/no/python"))
+    log = shared / "child.log"
+    child = await place.start(launch(_BEGIN + "print('hello')", has_socket=False, log=str(log)))
+    assert await asyncio.wait_for(child.wait(), DEADLINE_S) == 0
+    assert log.read_text() == "hello\n"
+
+
+async def test_a_child_ends_with_its_actor_and_the_place_is_lost(places, cluster):
+    place = await places.take(Role.WORKER, "worker-0")
+    child = await place.start(launch(ECHO + "#13579"))
+    node = node_of(cluster, place)
+    await until(lambda: "#13579" in commands_on(node))
+    actors = [
+        line for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
+    ]
+    [pid] = [int(line.split()[0]) for line in actors if "ray::ProcessActor" in line]
+    os.kill(pid, signal.SIGKILL)
+    reader, writer = await streams(child.connection)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await reader.read(-1) == b""
+        assert await child.wait() == -signal.SIGKILL
+    assert place.host in child.how_it_ended()
+    await until(lambda: "#13579" not in commands_on(node))
+    with pytest.raises(PlaceLostError, match=place.host):
+        await place.start(launch(ECHO))
+    assert await child.running() is None
+    await child.end()
+    writer.close()
+
+
+async def test_a_place_that_is_given_back_leaves_no_process_and_its_room_to_the_next(places, cluster, config):
+    taken = [await places.take(Role.WORKER, f"worker-{number}") for number in range(8)]  # all CPUs of both nodes
+    child = await taken[0].start(launch(SLEEP + "#24680", has_socket=False))
+    waiting = asyncio.create_task(places.take(Role.WORKER, "worker-8"))
+    await taken[0].close()
+    await taken[0].close()
+    ninth = await asyncio.wait_for(waiting, DEADLINE_S)
+    assert ninth.host == taken[0].host
+    assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGKILL
+    await until(lambda: "#24680" not in commands_on(node_of(cluster, ninth)))
+
+
+async def test_an_engine_without_a_gpu_to_be_had_is_refused_with_what_is_there(cluster, gpus):
+    places = RayPlaces.open(gpus)
+    with pytest.raises(PlaceLostError, match=rf"1 CPU, 1 GPU, and there is free .*{cluster.nodes[0].host}: 4 CPU"):
+        await places.take(Role.ENGINE, "engine-0")
+    await places.close()
+
+
+async def test_a_node_that_joins_gives_room_and_one_that_is_killed_or_silent_is_lost(cluster, config):
+    """One test, since each node takes seconds: a place waits for the node, which then dies; another is cut off."""
