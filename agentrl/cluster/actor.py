@@ -1,8 +1,8 @@
 """The part of a place that is on a node: an actor that starts children there, and passes on what they say.
 
 A child is this process's own, started as on one machine, and ends with it. Calls that wait answer every few seconds, if
-only that there is nothing to tell, so that a caller knows of a node that is silent. Calls of one kind for one child come
-one after the other: the next is made when the last was answered.
+only that there is nothing to tell, so that a caller knows of a node that is silent. Calls of one kind for one child
+come one after the other: the next is made when the last was answered.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ProcessActor:
         return await self._stream(pid).give(data, SIGN_OF_LIFE_S)
 
     async def receive(self, pid: int) -> bytes | None:
-        """What a child has sent; empty if nothing came, None at the end. Waits for: it. Unblocked by: it, or seconds."""
+        """What a child has sent; None at the end. Waits for: it. Unblocked by: it, or seconds, which gives nothing."""
         return await self._stream(pid).take(SIGN_OF_LIFE_S, _GATHER_S)
 
     async def hang_up(self, pid: int) -> None:
@@ -87,7 +87,7 @@ class ProcessActor:
         self._stream(pid).close()
 
     async def ended(self, pid: int) -> int | None:
-        """How a child ended, as `subprocess` has it. Waits for: its end. Unblocked by: it, or seconds, which is None."""
+        """How a child ended, as `subprocess` says. Waits for: its end. Unblocked by: it, or seconds, which is None."""
         end = self._children[pid].end
         await asyncio.wait([end], timeout=SIGN_OF_LIFE_S)
         return end.result() if end.done() else None

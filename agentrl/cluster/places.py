@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -46,7 +45,7 @@ class RayPlace:
 
     def __init__(self, calls: ActorCalls, host: str, seats: _Seats) -> None:
         self._calls, self._host, self._seats = calls, host, seats
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def host(self) -> str:
@@ -67,8 +66,8 @@ class RayPlace:
 
     async def close(self) -> None:
         """End the actor, with all that it started, and give its resources back; safe to call twice."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._calls.kill()
             self._seats.give_back()
 
@@ -86,7 +85,7 @@ class RayPlaces:
     config: RayRuntimeConfig
     _has_joined: bool
     _taken: list[RayPlace] = field(default_factory=list)
-    _numbers: Any = field(default_factory=itertools.count)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @classmethod
     def open(cls, config: RayRuntimeConfig) -> RayPlaces:
@@ -122,7 +121,7 @@ class RayPlaces:
         except BaseException:
             remove_placement_group(group)  # ends the actors in it, too
             raise
-        self._taken += places
+        self._taken = [place for place in self._taken if not place.is_closed] + places
         return places
 
     async def _wait_for_room(self, group: PlacementGroup, share: Mapping[str, float], names: Sequence[str]) -> None:

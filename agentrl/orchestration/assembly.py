@@ -19,7 +19,7 @@ from agentrl.inference.config import AttachedEngineConfig
 from agentrl.inference.fleet import Fleet
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator, Exam
-from agentrl.orchestration.places import build_places
+from agentrl.orchestration.places import build_places, check_places
 from agentrl.orchestration.players import build_hosts, build_scorers, build_tier
 from agentrl.orchestration.program_check import check_forks, check_programs
 from agentrl.orchestration.recorder import Recorder, RunObserver
@@ -126,6 +126,7 @@ async def assembled(
         check_forks(config, hosts)
         places = await build_places(config)
         ending.push_async_callback(places.close)
+        await check_places(config, run.path)
         runtime: Runtime = ProcessRuntime(config, run.logs, places, await asyncio.to_thread(run.mark))
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)

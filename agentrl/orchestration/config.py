@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.algorithms.config import AlgorithmConfig
 from agentrl.algorithms.credit_config import credit_columns
 from agentrl.buffer.config import BufferConfig
+from agentrl.cluster.config import LocalRuntimeConfig, RuntimeConfig
 from agentrl.config.base import ConfigModel, parse_config
 from agentrl.config.loading import load_table
 from agentrl.envs.config import EnvironmentConfig
@@ -164,6 +165,8 @@ class RunConfig(ConfigModel):
     """Policies by name; most runs have one, called main."""
     environments: Annotated[dict[str, EnvironmentSection], Field(min_length=1)]
     """What is played, by name. A run of one environment may have the sections [environment] and [scaffold] instead."""
+    runtime: RuntimeConfig = LocalRuntimeConfig()
+    """On which machines its processes are."""
     sandbox: SandboxConfig = SandboxConfig()
     """Sandboxes of the environments that ask for some."""
     rollout: RolloutConfig = RolloutConfig()

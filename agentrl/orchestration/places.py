@@ -1,12 +1,57 @@
-"""Chooses where a run's processes are."""
+"""Chooses where a run's processes are, and whether there is room for them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrl.cluster.config import LocalRuntimeConfig
+from agentrl.inference.config import AttachedEngineConfig
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.worker_assembly import num_processes
 from agentrl.process.local_place import LocalPlaces
-from agentrl.process.place import Places
+from agentrl.process.place import Places, Role
+from agentrl.scorers.config import find_definition
+from agentrl.types.errors import ConfigError
+
+_NO_RAY = "runtime.kind = 'ray' needs the extra 'ray': pip install 'agentrl[ray]', on all nodes"
 
 
 async def build_places(config: RunConfig) -> Places:
-    """The places of a run: this machine."""
-    return LocalPlaces()
+    """The places of a run: this machine, or the nodes of a cluster, which it joins. Raises ConfigError."""
+    if isinstance(config.runtime, LocalRuntimeConfig):
+        return LocalPlaces()
+    try:
+        from agentrl.cluster.places import RayPlaces
+    except ModuleNotFoundError as error:
+        raise ConfigError(_NO_RAY) from error
+    return RayPlaces.open(config.runtime)
+
+
+async def check_places(config: RunConfig, folder: Path) -> None:
+    """Whether the cluster that was joined has what the recipe asks for, and its nodes see the run's folder.
+
+    Raises:
+        ConfigError: not so; says what is asked for and what is there.
+    """
+    if isinstance(config.runtime, LocalRuntimeConfig):
+        return
+    from agentrl.cluster.checks import check_nodes, check_resources
+
+    await check_nodes(folder)
+    check_resources(config.runtime, members_of(config))
+
+
+def members_of(config: RunConfig) -> Mapping[Role, int]:
+    """Processes of each role that a run has from its start; scorers may have more of them later."""
+    policies = config.policies.items()
+    is_evaluated = any(map(config.is_evaluated, config.trained))
+    processes = num_processes(config)
+    served = sum(p.engine.count for _, p in policies if not isinstance(p.engine, AttachedEngineConfig))
+    return {
+        Role.ENGINE: served + (len(config.acting) if is_evaluated else 0),
+        Role.TRAINER: sum(config.policies[name].trainer.ranks for name in config.trained),
+        Role.WORKER: processes,
+        Role.EVALUATOR: int(is_evaluated and processes > 0),
+        Role.SCORER: sum(find_definition(scorer.kind).computes for scorer in config.turn_scorers()),
+    }

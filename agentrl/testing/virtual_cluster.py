@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -44,7 +44,9 @@ class NodeShape:
     cpus: int = 4
     gpus: int = 0
     """GPUs that Ray counts; there need be none."""
-    resources: Mapping[str, float] | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its processes have beside this one's."""
 
 
 class VirtualCluster:
@@ -120,13 +122,14 @@ class VirtualCluster:
         _wait(machine, self._ray(machine, shape, *head))
 
     def _ray(self, machine: VirtualMachine, shape: NodeShape, *arguments: str) -> subprocess.Popen[bytes]:
-        given = f"--num-cpus={shape.cpus}", f"--num-gpus={shape.gpus}", f"--resources={json.dumps(shape.resources or {})}"
+        resources = json.dumps(dict(shape.resources))
+        given = f"--num-cpus={shape.cpus}", f"--num-gpus={shape.gpus}", f"--resources={resources}"
         return subprocess.Popen(
             machine.command([*_RAY, *_START, f"--node-ip-address={machine.host}", *given, *arguments]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_ENVIRONMENT},
+            env={**os.environ, **_ENVIRONMENT, **shape.environment},
         )
 
     def __enter__(self) -> VirtualCluster:

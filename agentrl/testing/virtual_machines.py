@@ -1,9 +1,9 @@
 """Several machines on one: each with a network, a /tmp and processes of its own.
 
 A machine is a Linux namespace of each kind, held by its first process. It has an address on a switch, and reaches
-others by their addresses alone: its loopback is its own, and of /tmp it sees only folders that it was told to share. The
-switch is in a namespace, too, so that packet filters of this machine have no say in it. All of it ends with the process
-that made it, however that one ends, and leaves nothing behind.
+others by their addresses alone: its loopback is its own, and of /tmp it sees only folders that it was told to share.
+The switch is in a namespace, too, so that packet filters of this machine have no say in it. All of it ends with the
+process that made it, however that one ends, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +78,7 @@ class VirtualNetwork:
         return machine
 
     def add_here(self) -> VirtualMachine:
-        """This machine itself, at `host`: what is started in it has processes of its own, which end together."""
+        """The machine itself, at `host`: what is started in it has processes of its own, which end together."""
         machine = VirtualMachine(self.host, _Held(_STAY, has_network=False))
         self.machines.append(machine)
         return machine

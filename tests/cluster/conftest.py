@@ -47,4 +47,4 @@ async def places(config: RayRuntimeConfig) -> AsyncIterator[RayPlaces]:
 @pytest.fixture
 def gpus(config: RayRuntimeConfig) -> RayRuntimeConfig:
     """Engines ask for a GPU, which no node has."""
-    return config.model_copy(update={"engines": MemberResources(gpus=1), "wait_s": 3})
+    return config.model_copy(update={"engines": MemberResources(gpus=1), "wait_s": 3.0})

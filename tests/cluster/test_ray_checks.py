@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import ray
+
+from agentrl.cluster.checks import check_nodes, check_resources, complaints
+from agentrl.cluster.config import MemberResources, RayRuntimeConfig
+from agentrl.cluster.places import RayPlaces
+from agentrl.cluster.probe import probe
+from agentrl.process.place import Role
+from agentrl.process.ports import free_port
+from agentrl.testing.virtual_cluster import NodeShape
+from agentrl.testing.virtual_machines import VirtualMachine
+from agentrl.types.errors import ConfigError
+
+
+async def test_an_address_without_a_cluster_is_refused_with_the_command_that_starts_one(cluster):
+    address = f"{cluster.host}:{free_port(cluster.host)}"
+    with pytest.raises(ConfigError, match=rf"no Ray cluster .*'{address}'.*refused.*ray start --head"):
+        RayPlaces.open(RayRuntimeConfig(kind="ray", address=address))
+
+
+async def test_joining_leaves_signals_to_the_run(places):
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_fewer_gpus_than_asked_for_are_told_with_what_is_there(places, config, cluster):
+    asking = config.model_copy(update={"trainer": MemberResources(cpus=2, gpus=1)})
+    with pytest.raises(ConfigError, match=rf"'trainer' asks for, 2 CPU, 1 GPU\. There is .*{cluster.nodes[0].host}: 4"):
+        check_resources(asking, {Role.TRAINER: 2, Role.ENGINE: 1})
+
+
+async def test_more_members_than_there_is_room_for_are_refused_unless_the_run_is_elastic(places, config):
+    members = {Role.TRAINER: 2, Role.ENGINE: 40, Role.WORKER: 40}
+    with pytest.raises(ConfigError, match=r"2 x trainer of 1 CPU, 40 x engine.* 82 CPU in all.*runtime.elastic"):
+        check_resources(config, members)
+    check_resources(config.model_copy(update={"elastic": True}), members)
+    with pytest.raises(ConfigError, match="90 x trainer"):
+        check_resources(config.model_copy(update={"elastic": True}), {Role.TRAINER: 90})
+
+
+async def test_nodes_of_this_program_that_see_the_folder_pass_and_keep_no_token(places, shared: Path):
+    await check_nodes(shared)
+    assert list(shared.glob(".seen*")) == []
+
+
+async def test_a_folder_that_nodes_do_not_see_is_told_with_its_remedy(places, cluster, tmp_path: Path):
+    with pytest.raises(ConfigError, match=rf"node {cluster.host[:-1]}\d+ does not see the run folder {tmp_path}: set"):
+        await check_nodes(tmp_path)
+
+
+async def test_a_node_with_another_program_or_a_full_disk_is_named(places, cluster, shared: Path):
+    """One test, since each node takes seconds."""
+    other = shared / "other"
+    (other / "agentrl").mkdir(parents=True)
+    (other / "agentrl" / "__init__.py").touch()
+    (other / "agentrl-9.9.dist-info").mkdir()
+    (other / "agentrl-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: agentrl\nVersion: 9.9\n")
+    node = cluster.add_node(NodeShape(environment={"PYTHONPATH": str(other)}))
+    try:
+        with pytest.raises(ConfigError, match=rf"node {node.host} has agentrl 9.9 \(source .*\), and this machine 0"):
+            await check_nodes(shared)
+    finally:
+        cluster.kill_node(node)
+    node = cluster.nodes[0]
+    resize(node, "64m")
+    try:
+        with pytest.raises(ConfigError, match=rf"node {node.host} has \d+ MB left for its temporary files.*free space"):
+            await check_nodes(shared)
+    finally:
+        resize(node, "1g")
+    await check_nodes(shared)
+
+
+def resize(node: VirtualMachine, size: str) -> None:
+    subprocess.run(node.command(["mount", "-o", f"remount,size={size}", "/tmp"]), check=True)
+
+
+@pytest.mark.parametrize("name", ["Python", "Ray", "agentrl"])
+def test_another_version_is_a_complaint_and_so_is_none(name, tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_text("word")
+    here = probe(str(token), str(tmp_path))
+    assert list(complaints(here, here, "word", tmp_path)) == []
+    assert next(complaints({**here, name: "1.2.3"}, here, "word", tmp_path)).startswith(f"has {name} 1.2.3, and this")
+    assert next(complaints({**here, name: ""}, here, "word", tmp_path)).startswith(f"has no {name}: install {name} ")
+
+
+def test_the_probe_finds_the_versions_that_python_itself_tells(tmp_path: Path):
+    facts = probe(str(tmp_path / "none"), str(tmp_path))
+    assert facts["Ray"] == ray.__version__
+    assert facts["token"] == ""
