@@ -14,6 +14,7 @@ class LocalRuntimeConfig(ConfigModel):
     """All processes are on the machine of the run."""
 
     kind: Literal["local"] = "local"
+    """Processes are children of the run."""
 
 
 class MemberResources(ConfigModel):
@@ -31,6 +32,7 @@ class RayRuntimeConfig(ConfigModel):
     """Processes are spread over the nodes of a Ray cluster."""
 
     kind: Literal["ray"]
+    """Processes are children of actors."""
     address: str = "auto"
     """``auto`` joins the cluster that this machine is a node of, as a job that `ray job submit` started does;
     ``HOST:PORT`` that of this head; ``local`` starts one on this machine, which ends with the run."""
