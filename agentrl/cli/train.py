@@ -23,13 +23,20 @@ if TYPE_CHECKING:
 
 @reported
 @needs("train")
-def train(recipe: RecipeArgument, overrides: OverridesArgument = None) -> None:
+def train(
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run's folder if it is there: for jobs that are retried.")
+    ] = False,
+) -> None:
     """Train by a recipe, into a new run folder."""
     from agentrl.orchestration.config import load_run_config
-    from agentrl.orchestration.launch import start_run
+    from agentrl.orchestration.launch import start_or_resume_run, start_run
 
     config = load_run_config(find_recipe(recipe), overrides or [])
-    _run(lambda observer: start_run(config, observer))
+    launch = start_or_resume_run if resume else start_run
+    _run(lambda observer: launch(config, observer))
 
 
 @reported
@@ -60,6 +67,9 @@ def _run(launch: Callable[[RunObserver], Coroutine[Any, Any, RunSummary | Archiv
     except SystemExit as end:
         # Of an episode's own code the episode has failed: this came from a task that a plugin started beside it.
         raise AgentRLError(f"a plugin has ended the run by sys.exit({end.code}){place_of(end)}; mend that") from end
+    if isinstance(summary, ArchiveCompleted) and not summary.episodes:
+        typer.echo(f"{summary.run} is finished at version {summary.version}; nothing is left to do")
+        return
     if isinstance(summary, ArchiveCompleted):
         typer.echo(
             f"{summary.run} had made all its steps: {summary.episodes} episodes of its ledger were missing in the "

@@ -15,6 +15,10 @@ class LocalRuntimeConfig(ConfigModel):
 
     kind: Literal["local"] = "local"
     """Processes are children of the run."""
+    max_resumes: Annotated[int, Field(ge=0)] = 0
+    """How often in a row, without a step in between, the run goes on by itself from its last checkpoint and its journal
+    once its trainer or the last engine of a policy is gone. 0 ends it with the reason, which on one machine is mostly
+    too little memory."""
 
 
 class MemberResources(ConfigModel):
@@ -49,6 +53,9 @@ class RayRuntimeConfig(ConfigModel):
     elastic: bool = False
     """Start with what the cluster has, which is all trainer ranks and one member of each other role at least; more
     members start as nodes join. Otherwise all that the recipe asks for has to be there before the run starts."""
+    max_resumes: Annotated[int, Field(ge=0)] = 3
+    """How often in a row, without a step in between, the run goes on by itself from its last checkpoint and its journal
+    once its trainer or the last engine of a policy is gone."""
     wait_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that a member waits for room. Raise it where nodes take longer to be had."""
 

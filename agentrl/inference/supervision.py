@@ -8,7 +8,7 @@ import logging
 from agentrl.inference.config import FleetConfig
 from agentrl.inference.fleet import EngineState, Fleet, Member
 from agentrl.protocols import EngineKeeper
-from agentrl.types.errors import EngineError, EngineRestartedError
+from agentrl.types.errors import EngineError, EngineRestartedError, EnginesLostError
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class FleetSupervisor:
         engine that can come back.
 
         Raises:
-            EngineError: no engine is left; says why of each.
+            EnginesLostError: no engine is left; says why of each.
             EngineTakenError: one belongs to another run.
         """
         async with asyncio.TaskGroup() as watches:
@@ -50,7 +50,7 @@ class FleetSupervisor:
                 break
             self._fleet.restarted(name, engine)
         if all(member.state is EngineState.DEAD for member in self._fleet.members.values()):
-            raise EngineError(f"no engine is left: {self._fleet.describe()}\nResume the run to start them again")
+            raise EnginesLostError(f"no engine is left: {self._fleet.describe()}\nResume the run to start them again")
 
     async def _until_dead(self, name: str) -> str:
         """Why the engine is dead, once it is."""

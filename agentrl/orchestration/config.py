@@ -161,12 +161,12 @@ class RunConfig(ConfigModel):
     """Optimizer steps."""
     runs_folder: Path = Path("runs")
     """Where run folders are made."""
+    runtime: RuntimeConfig = LocalRuntimeConfig()
+    """On which machines the run's processes are: this one, or the nodes of a Ray cluster."""
     policies: Annotated[dict[str, PolicyConfig], Field(min_length=1)]
     """Policies by name; most runs have one, called main."""
     environments: Annotated[dict[str, EnvironmentSection], Field(min_length=1)]
     """What is played, by name. A run of one environment may have the sections [environment] and [scaffold] instead."""
-    runtime: RuntimeConfig = LocalRuntimeConfig()
-    """On which machines its processes are."""
     sandbox: SandboxConfig = SandboxConfig()
     """Sandboxes of the environments that ask for some."""
     rollout: RolloutConfig = RolloutConfig()

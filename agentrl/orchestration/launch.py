@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +19,7 @@ from agentrl.orchestration.checkpoint_repair import CheckpointRepair
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.evaluation import Evaluation, Evaluator
+from agentrl.orchestration.going_on import going_on
 from agentrl.orchestration.places import build_places
 from agentrl.orchestration.players import build_hosts
 from agentrl.orchestration.preflight import check_evaluation, check_resumed, check_run
@@ -56,6 +58,22 @@ async def start_run(config: RunConfig, observer: RunObserver) -> RunSummary:
     except BaseException:
         run.discard_unless_begun()
         raise
+
+
+async def start_or_resume_run(config: RunConfig, observer: RunObserver) -> RunSummary | ArchiveCompleted:
+    """Go on with the run folder that a configuration has already, or start it: what a job system may call again.
+
+    Raises:
+        ConfigError: the folder's run was started with another configuration.
+        AgentRLError: as of `start_run` and `resume_run`.
+    """
+    run = RunDirectory.find(config)
+    if run is None:
+        return await start_run(config, observer)
+    state = run.state()
+    if state is not None and state.status is RunStatus.FINISHED:
+        return ArchiveCompleted(run.path, state.version, 0)
+    return await resume_run(run.path, observer)
 
 
 async def resume_run(path: Path, observer: RunObserver, is_salvaged: bool = False) -> RunSummary | ArchiveCompleted:
@@ -177,7 +195,15 @@ async def _run(config: RunConfig, run: RunDirectory, observer: RunObserver, is_s
     assert starting is not None
     with StopSignals().installed() as signals, signals.telling(starting.cancel):
         try:
-            return await _start_and_run(config, run, observer, is_salvaged, signals)
+            # What was salvaged is whole by now: whatever is damaged later was so by something else.
+            attempts = chain([is_salvaged], repeat(False))
+            return await going_on(
+                run,
+                config.runtime.max_resumes,
+                observer,
+                lambda: _start_and_run(config, run, observer, next(attempts), signals),
+                lambda: signals.has_come,
+            )
         except asyncio.CancelledError:
             if not signals.has_come:
                 raise

@@ -14,7 +14,7 @@ from agentrl.orchestration.engines import Attachment, EngineProcess, attachments
 from agentrl.process.place import Place, PlaceLostError, Places, Role
 from agentrl.protocols import Engine
 from agentrl.trainer.handle import TrainerHandle
-from agentrl.types.errors import ConfigError, EngineError, TrainerError
+from agentrl.types.errors import ConfigError, EngineError, EnginesLostError, TrainerLostError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
 
@@ -71,7 +71,7 @@ class ProcessRuntime:
         try:
             places = self._taken[f"trainer-{policy}"] = await self._places.gang(Role.TRAINER, names)
         except PlaceLostError as error:
-            raise TrainerError(f"trainer of policy '{policy}': {error}") from error
+            raise TrainerLostError(f"trainer of policy '{policy}': {error}") from error
         trainer = await TrainerHandle.start(
             policy,
             model,
@@ -116,7 +116,7 @@ class ProcessRuntime:
             raise EngineError(str(error)) from error
 
     async def watch(self) -> None:
-        """Waits for: the death of the evaluation's engine, which nothing replaces. Raises EngineError then."""
+        """Waits for: the death of the evaluation's engine, which nothing replaces. Raises EnginesLostError then."""
         await self._irreplaceable_ended
 
     async def close(self) -> None:
@@ -134,7 +134,7 @@ class ProcessRuntime:
         """Waits for: the end of one engine. Unblocked by: it, or close."""
         reason = await self._processes[name].ended()
         if not self._irreplaceable_ended.done():
-            self._irreplaceable_ended.set_exception(EngineError(f"{reason}\nResume the run to start it again"))
+            self._irreplaceable_ended.set_exception(EnginesLostError(f"{reason}\nResume the run to start it again"))
 
     async def _launch(
         self, policy: str, name: str, model: Path, version: PolicyVersion, number: int, pause_mode: PauseMode

@@ -19,7 +19,7 @@ from agentrl.process.threads import run_in_thread
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.sequence import TokenSequence
 from agentrl.types.batch import Canary, StepReport, TrainBatch, WeightsManifest
-from agentrl.types.errors import ERRORS_BY_NAME, AgentRLError, TrainerError
+from agentrl.types.errors import ERRORS_BY_NAME, AgentRLError, TrainerError, TrainerLostError
 from agentrl.types.explanation import StepExplanation
 from agentrl.types.version import PolicyVersion
 
@@ -185,12 +185,14 @@ class TrainerHandle:
         if isinstance(error, RemoteCallError):
             return TrainerError(f"{where}: {error}\n{error.trace}")
         if isinstance(error, ProcessDiedError):
-            return TrainerError(f"{where}: {error}\nSignal 9 mostly means no memory; lower trainer.micro_batch_tokens")
+            return TrainerLostError(
+                f"{where}: {error}\nSignal 9 mostly means no memory; lower trainer.micro_batch_tokens"
+            )
         if isinstance(error, TimeoutError):
             logs = ", ".join(str(rank.log) for rank in self._ranks)
             limit = "start_s" if method == "load" else "step_s"
             message = f"{method} took longer than {deadline_s:g} s; see {logs}, or raise trainer.deadlines.{limit}"
-            return TrainerError(f"{where}: {message}")
+            return TrainerLostError(f"{where}: {message}")
         return TrainerError(f"{where}: {method}: {type(error).__name__}: {error}")
 
 

@@ -81,12 +81,20 @@ class EngineRestartedError(EngineError):
     """An engine answers that holds nothing of this run: another process has taken its place."""
 
 
+class EnginesLostError(EngineError):
+    """All engines of a policy are gone, or one that nothing replaces. A run that is resumed starts them anew."""
+
+
 class EngineTakenError(AgentRLError):
     """An engine belongs to another run. It ends the run: nothing that the engine does is this run's any more."""
 
 
 class TrainerError(AgentRLError):
     """A trainer rank died, hung, or disagrees with the engine about the policy."""
+
+
+class TrainerLostError(TrainerError):
+    """A trainer rank died or hung. A run that is resumed goes on from its checkpoint."""
 
 
 class PublishError(AgentRLError):
