@@ -371,6 +371,10 @@ class EngineKeeper(Protocol):
 class Runtime(EngineKeeper, Closing, Protocol):
     """Starts the components of a run somewhere and ends them; one for other machines changes nothing else."""
 
+    @property
+    def host(self) -> str:
+        """Address by which what it starts reaches this process's machine; loopback's of a run on one machine."""
+
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> Sequence[Engine]:
         """The engines that serve a policy's rollouts."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from agentrl.cli.errors import reported
 from agentrl.cli.extras import needs
 from agentrl.process.parent import die_with_parent, ignore_stop_signals
+from agentrl.types.errors import ConfigError
 
 
 @reported
@@ -19,6 +21,7 @@ def engine(
     port: Annotated[int, typer.Option(help="TCP port to listen on.")],
     host: Annotated[str, typer.Option(help="Address to listen on; anything but loopback needs --token.")] = "127.0.0.1",
     token: Annotated[str | None, typer.Option(help="Bearer token that control endpoints ask for.")] = None,
+    token_variable: Annotated[str | None, typer.Option(help="Environment variable that has the token.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16.")] = "float32",
     device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
     threads: Annotated[int, typer.Option(help="Processor cores for arithmetic.")] = 1,
@@ -37,7 +40,10 @@ def engine(
     if supervised:
         ignore_stop_signals()
         die_with_parent()
-    values: dict[str, Any] = {key: value for key, value in locals().items() if key != "supervised"}
+    if token_variable is not None:
+        token = _token_of(token_variable, token)
+    own = ("supervised", "token_variable")
+    values: dict[str, Any] = {key: value for key, value in locals().items() if key not in (*own, "own")}
     from agentrl.engine.options import parse_engine_options
     from agentrl.orchestration.model_files import read_model_files
 
@@ -50,3 +56,14 @@ def engine(
             typer.echo(f"serving {model} at {address}; Ctrl-C ends it")
 
     run_engine(options, supervised, say)
+
+
+def _token_of(variable: str, given: str | None) -> str:
+    """The token that a variable has; programs that this process starts do not inherit it. Raises ConfigError."""
+    if given is not None:
+        raise ConfigError("agentrl engine: --token and --token-variable both name a token; give one of them")
+    if not (token := os.environ.pop(variable, "")):
+        raise ConfigError(
+            f"agentrl engine: --token-variable: the variable {variable} is not set; put the token into it"
+        )
+    return token

@@ -256,7 +256,7 @@ class _Assembly:
         canary = await _canary(chat, trainer.result())
         # Of a frozen policy nobody makes a canary: its engines show their version and the layout of their weights.
         first = WeightsManifest(policy, version, str(model.resolve()), {}, 0, canary)
-        serving = build_serving(config, engines.result(), self.runtime, first, self.run.logs)
+        serving = build_serving(config, engines.result(), self.runtime, first, self.run.logs, self.runtime.host)
         return PolicyParts(serving, trainer.result()), first
 
     async def _start_trainer(self, policy: str) -> Trainer | None:

@@ -44,11 +44,12 @@ class EngineProcess:
         """
         try:
             port = await place.free_port()
-            process = await place.start(_process_launch(launch, port))
+            process = await place.start(_process_launch(launch, port, place.host))
         except PlaceLostError as error:
             raise EngineError(f"engine {launch.name} could not be started: {error}") from error
         url = f"http://{place.host}:{port}"
-        engine = cls(launch, process, EngineClient(launch.name, url, client, launch.pause_mode, mark=launch.mark))
+        calls = EngineClient(launch.name, url, client, launch.pause_mode, launch.token, launch.mark)
+        engine = cls(launch, process, calls)
         try:
             await engine._wait_until_up(launch.log)
             if launch.pause_mode is PauseMode.IN_PLACE:
@@ -94,9 +95,9 @@ class EngineProcess:
             await asyncio.sleep(_POLL_S)
 
 
-def _process_launch(launch: EngineLaunch, port: int) -> ProcessLaunch:
+def _process_launch(launch: EngineLaunch, port: int, host: str) -> ProcessLaunch:
     """Raises ConfigError."""
-    (_, *argv), environment = engine_command(launch, port)
+    (_, *argv), environment = engine_command(launch, port, host)
     log = str(launch.log.absolute())
     return ProcessLaunch(launch.name, tuple(argv), log, environment, has_socket=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class ProcessRuntime:
 
     def __init__(self, config: RunConfig, logs: Path, places: Places, mark: str | None = None) -> None:
         self._config, self._logs, self._places, self._mark = config, logs, places, mark
+        self._token = secrets.token_urlsafe()
         self._taken: dict[str, list[Place]] = {}
         self._processes: dict[str, EngineProcess] = {}
         self._launches: dict[str, EngineLaunch] = {}
@@ -35,6 +37,11 @@ class ProcessRuntime:
         self._trainers: list[TrainerHandle] = []
         self._watches: list[asyncio.Task[None]] = []
         self._irreplaceable_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def host(self) -> str:
+        """Address by which places reach this process's machine."""
+        return self._places.host
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> list[Engine]:
         """The engines that serve a policy's rollouts. Raises ConfigError, EngineError or EngineTakenError."""
@@ -152,6 +159,7 @@ class ProcessRuntime:
             number,
             pause_mode,
             self._mark,
+            self._token,
         )
         self._launches[name] = launch
         return await self._start(launch)

@@ -11,6 +11,7 @@ from agentrl.inference.fleet import Fleet
 from agentrl.inference.router import EngineRouter
 from agentrl.inference.supervision import FleetSupervisor
 from agentrl.orchestration.config import PolicyConfig
+from agentrl.process.ports import LOOPBACK
 from agentrl.protocols import Engine, EngineKeeper, WeightTransport
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.weights import PauseMode
@@ -47,12 +48,20 @@ class Serving:
 
 
 def build_serving(
-    policy: PolicyConfig, engines: Sequence[Engine], keeper: EngineKeeper, first: WeightsManifest, logs: Path
+    policy: PolicyConfig,
+    engines: Sequence[Engine],
+    keeper: EngineKeeper,
+    first: WeightsManifest,
+    logs: Path,
+    host: str = LOOPBACK,
 ) -> Serving:
-    """Everything between a policy's engines and those who use them; `first` is what the engines hold now."""
+    """Everything between a policy's engines and those who use them.
+
+    `first` is what the engines hold now, `host` this machine's address as they see it.
+    """
     fleet = Fleet(engines, first.version)
     wait_s = _wait_s(policy)
-    transport = build_transport(policy, logs)
+    transport = build_transport(policy, logs, host)
     publisher = StagedPublisher(fleet, transport, policy.publish, first, wait_s)
     supervisor = FleetSupervisor(fleet, keeper, policy.fleet)
     resynchronizer = Resynchronizer(fleet, publisher)
@@ -66,12 +75,12 @@ def _wait_s(policy: PolicyConfig) -> float:
     return max(policy.fleet.wait_s, policy.fleet.dead_s + policy.engine.start_s + policy.client.load_s) + drain_s
 
 
-def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:
-    """The transport that a policy's configuration asks for."""
+def build_transport(policy: PolicyConfig, logs: Path, host: str) -> WeightTransport:
+    """The transport that a policy's configuration asks for; `host` is this machine's address as the engines see it."""
     config, load_s = policy.publish.transport, policy.client.load_s
     match config:
         case BroadcastTransportConfig():
-            return BroadcastTransport(config, load_s, logs)
+            return BroadcastTransport(config, load_s, logs, host)
         case TensorTransportConfig():
             return TensorTransport(config, load_s, logs)
         case DeltaTransportConfig():
@@ -83,5 +92,5 @@ def build_transport(policy: PolicyConfig, logs: Path) -> WeightTransport:
 
 
 def evaluation_transport(policy: PolicyConfig) -> WeightTransport:
-    """What brings staged weights to the evaluation's engine, which is on this machine."""
+    """What brings staged weights to the evaluation's engine, which reads the run's folder."""
     return AdapterTransport() if isinstance(policy.publish.transport, AdapterTransportConfig) else DiskTransport()

@@ -99,6 +99,11 @@ class LocalPlace:
 class LocalPlaces:
     """Everything runs on this machine, and shares all that it has."""
 
+    @property
+    def host(self) -> str:
+        """Loopback's address."""
+        return LOOPBACK
+
     async def take(self, role: Role, name: str) -> LocalPlace:
         """The place."""
         return LocalPlace()

@@ -125,6 +125,10 @@ class Place(Protocol):
 class Places(Protocol):
     """Hands out places to the members of a role."""
 
+    @property
+    def host(self) -> str:
+        """Address at which places reach what listens on this process's machine; loopback's if they are all there."""
+
     async def take(self, role: Role, name: str) -> Place:
         """A place for one process, whose name is for messages; whoever takes it closes it.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.inference.weights import both
-from agentrl.process.ports import free_port
+from agentrl.process.ports import LOOPBACK, free_port
 from agentrl.protocols import Engine
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import EngineError
@@ -26,6 +26,7 @@ from agentrl.types.weights import BroadcastWeights, Bucket, WeightGroup
 from agentrl.weights.config import BroadcastTransportConfig
 from agentrl.weights.sender import SenderProcess
 
+_AUTO = "auto"
 _numbers = itertools.count()
 
 
@@ -39,10 +40,15 @@ class _Link:
 
 
 class BroadcastTransport:
-    """Sends buckets while the engine generates, if it can take them so, else in its pause; groups stay."""
+    """Sends buckets while the engine generates, if it can take them so, else in its pause; groups stay.
 
-    def __init__(self, config: BroadcastTransportConfig, load_s: float, logs: Path) -> None:
+    `host` is the address by which engines reach this machine, where the senders run, unless the configuration names
+    another.
+    """
+
+    def __init__(self, config: BroadcastTransportConfig, load_s: float, logs: Path, host: str = LOOPBACK) -> None:
         self._config, self._load_s, self._logs = config, load_s, logs
+        self._host = host if config.master_address == _AUTO else config.master_address
         self._links: dict[str, _Link] = {}
         self.sent_bytes = 0
 
@@ -95,7 +101,7 @@ class BroadcastTransport:
         name = f"agentrl-{os.getpid()}-{next(_numbers)}"
         log = self._logs / f"sender-{engine.name}.log"
         sender = await SenderProcess.start(f"sender-{engine.name}", log)
-        group = WeightGroup(name, config.backend, config.master_address, free_port(""), 1 + config.ranks_per_engine)
+        group = WeightGroup(name, config.backend, self._host, free_port(""), 1 + config.ranks_per_engine)
         arguments = (0, group.address, group.port, group.world_size, name, group.backend, config.join_s)
         joining = sender.call("join", *arguments, config.sender_gpu, result=type(None), deadline_s=config.join_s)
         try:

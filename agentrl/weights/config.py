@@ -29,8 +29,9 @@ class BroadcastTransportConfig(ConfigModel):
     """gloo between CPUs, NCCL between GPUs."""
     sender_gpu: Annotated[int, Field(ge=0)] = 0
     """Under NCCL, the GPU that sends; one that no engine of the group uses."""
-    master_address: str = "127.0.0.1"
-    """This machine's address as the engines see it."""
+    master_address: str = "auto"
+    """The address of the run's machine as the engines see it; ``auto`` is loopback's in a run on one machine, and the
+    address by which other machines of the run know this one."""
     ranks_per_engine: Annotated[int, Field(gt=0)] = 1
     """Tensor-parallel size of each engine."""
     bucket_bytes: Annotated[int, Field(gt=0)] = _BUCKET_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper
 from torch.distributed.rendezvous import rendezvous
 
+from agentrl.process.interfaces import interface_of, own_address
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
 _POLL_S = 0.0005
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_CHOSEN = os.environ.get(_INTERFACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +48,17 @@ def join_group(
 ) -> WeightGroup:
     """Meet the other members; rank 0 listens on the port. SGLang's servers join in the same way.
 
-    Under NCCL this member's tensors are on `gpu`, which gloo has no use for.
+    Under NCCL this member's tensors are on `gpu`, which gloo has no use for. Under gloo it listens at the interface from
+    which the master is reached, unless this process's environment has named another.
 
     Waits for: all members. Unblocked by: their arrival, or `timeout_s`.
 
     Raises:
         RuntimeError: they did not come in time, or the name is taken.
+        OSError: there is no way to the master's address.
     """
+    if _CHOSEN is None:
+        _listen_towards(master_address)
     timeout = timedelta(seconds=timeout_s)
     address = f"tcp://{master_address}:{master_port}"
     store, rank, world_size = next(rendezvous(address, rank, world_size, timeout=timeout))
@@ -67,6 +76,13 @@ def join_group(
     )
     dist.distributed_c10d._world.pg_group_ranks[group] = {index: index for index in range(world_size)}
     return WeightGroup(group_name, group, gpu if backend == "nccl" else torch.device("cpu"))
+
+
+def _listen_towards(master_address: str) -> None:
+    """Else gloo goes by this machine's name, which may stand for its loopback, where no other machine finds it."""
+    interface = interface_of(own_address(master_address))
+    if os.environ.get(_INTERFACE) != interface:
+        os.environ[_INTERFACE] = interface
 
 
 def leave_group(group: WeightGroup) -> None:

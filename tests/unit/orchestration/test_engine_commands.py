@@ -25,7 +25,8 @@ def test_an_embedded_engine_gets_its_options_and_cores() -> None:
     assert command[:5] == [sys.executable, "-m", "agentrl.process.child", "agentrl.cli.main", "engine"]
     words = " ".join(command[5:])
     assert words == (
-        "/models/m --port 30000 --weight-version 0.3 --supervised --threads 2 --deterministic --prefill-tokens 512"
+        "/models/m --host 127.0.0.1 --port 30000 --weight-version 0.3 --supervised --threads 2 --deterministic "
+        "--prefill-tokens 512"
     )
     assert environment == {"OMP_NUM_THREADS": "2"}
 
@@ -46,6 +47,39 @@ def test_an_engine_bears_its_runs_mark_from_the_start() -> None:
     for config in (EmbeddedEngineConfig(), SGLangEngineConfig(kind="sglang")):
         command, _ = engine_command(dataclasses.replace(_launch(config), mark="sql-seed0-3fa9c1"), 30000)
         assert command[command.index("--weight-version") + 1] == "0.3@sql-seed0-3fa9c1"
+
+
+@pytest.mark.parametrize("config", [EmbeddedEngineConfig(), SGLangEngineConfig(kind="sglang")])
+def test_an_engine_that_other_hosts_reach_gets_its_token_where_no_list_of_processes_shows_it(
+    config: EmbeddedEngineConfig | SGLangEngineConfig,
+) -> None:
+    launch = dataclasses.replace(_launch(config), token="c0ffee")
+    command, environment = engine_command(launch, 30000, "10.0.0.5")
+    assert command[command.index("--host") + 1] == "10.0.0.5"
+    assert "c0ffee" not in " ".join(command) + repr(launch)
+    variable = command[command.index("--token-variable") + 1] if config.kind == "embedded" else command[3]
+    assert environment[variable] == "c0ffee"
+
+
+@pytest.mark.parametrize("config", [EmbeddedEngineConfig(), SGLangEngineConfig(kind="sglang")])
+def test_no_engine_listens_for_other_hosts_without_a_token(config: EmbeddedEngineConfig | SGLangEngineConfig) -> None:
+    with pytest.raises(ConfigError, match=r"engine-main-0 would listen at 10\.0\.0\.5 without a token"):
+        engine_command(_launch(config), 30000, "10.0.0.5")
+
+
+def test_on_loopback_no_token_is_handed_over() -> None:
+    launch = dataclasses.replace(_launch(EmbeddedEngineConfig()), token="c0ffee")
+    command, environment = engine_command(launch, 30000)
+    assert "--token-variable" not in command
+    assert "c0ffee" not in environment.values()
+
+
+def test_sglangs_own_configuration_file_leaves_no_room_for_a_token() -> None:
+    config = SGLangEngineConfig(kind="sglang", args={"config": "/etc/server.yaml"})
+    launch = dataclasses.replace(_launch(config), token="c0ffee")
+    with pytest.raises(ConfigError, match=r"policies\.main\.engine\.args\.config: .*put its options into engine.args"):
+        engine_command(launch, 30000, "10.0.0.5")
+    assert "/etc/server.yaml" in engine_command(launch, 30000)[0]
 
 
 @pytest.mark.parametrize(
