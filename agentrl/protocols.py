@@ -54,6 +54,12 @@ class Engine(Protocol):
     async def resume(self) -> None:
         """Generate again."""
 
+    async def release_memory(self) -> None:
+        """Give back the memory of the KV cache; paused, and with nothing in flight."""
+
+    async def resume_memory(self) -> None:
+        """Take that memory again, before `resume`."""
+
     async def abort_all(self) -> None:
         """Give back everything in flight, queued or paused."""
 
@@ -331,6 +337,9 @@ class Trainer(Closing, Protocol):
 
     async def rebase(self, version: PolicyVersion) -> None:
         """Call the present weights a version of a later epoch."""
+
+    async def release_memory(self) -> None:
+        """Give back the device memory that only the next step would use."""
 
 
 class WeightTransport(Closing, Protocol):

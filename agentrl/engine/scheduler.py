@@ -83,8 +83,9 @@ class Scheduler:
 
         Raises:
             BadRequestError: its id is in flight already, it cannot fit, or `refusal` gives a reason to refuse all.
+                Under a pause requests wait, whatever is missing.
         """
-        if (reason := self.refusal()) is not None:
+        if self._paused is None and (reason := self.refusal()) is not None:
             raise BadRequestError(reason)
         if any(request.rid == other.rid for other in self.in_flight()):
             raise BadRequestError(f"duplicate request id in flight: {request.rid}")

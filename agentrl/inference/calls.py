@@ -22,6 +22,7 @@ LONGEST_RETRY_AFTER_S = 30.0
 _DEFAULT_RETRY_AFTER_S = 1.0
 _DUPLICATE = "duplicate request id"
 _FIRST_PAUSE_S = 0.05
+_NOTHING = (b"", b"null")  # what a server says that has done something and has nothing to tell
 
 
 class LostAnswerError(EngineError):
@@ -104,7 +105,7 @@ class EngineHttp:
     def _checked(self, path: str, response: Answer) -> dict[str, Any]:
         if response.status != HTTPStatus.OK:
             raise EngineRefusedError(f"engine {self._name}: {path}: {error_text(response)}", response.status)
-        answer = decoded(response) if response.body else {}
+        answer = {} if response.body in _NOTHING else decoded(response)
         if not isinstance(answer, dict):
             raise EngineError(f"engine {self._name}: {path}: no JSON object but {response.text[:300]}")
         return answer

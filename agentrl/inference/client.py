@@ -134,6 +134,15 @@ class EngineClient:
         await self._http.repeat("/continue_generation", {}, self._config.control_s)
         self._may_be_paused = False
 
+    async def release_memory(self) -> None:
+        """Give back the memory of the KV cache. Raises EngineError, EngineRefusedError if it certainly did not."""
+        # Once: a server that has given it back fails at a second call.
+        await self._http.control("/release_memory_occupation", {"tags": ["kv_cache"]}, self._config.control_s)
+
+    async def resume_memory(self) -> None:
+        """Take that memory again. Raises EngineError."""
+        await self._http.control("/resume_memory_occupation", {"tags": ["kv_cache"]}, self._config.control_s)
+
     async def abort_all(self) -> None:
         """Give back everything in flight, queued or paused. Raises EngineError."""
         await self._http.repeat("/abort_request", {"abort_all": True}, self._config.control_s)

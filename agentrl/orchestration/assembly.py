@@ -17,6 +17,7 @@ from agentrl.buffer.step_journal import NoStepJournal
 from agentrl.buffer.tasks import TaskFeed
 from agentrl.inference.config import AttachedEngineConfig
 from agentrl.inference.fleet import Fleet
+from agentrl.orchestration.colocated import ColocatedTrainer
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator, Exam
 from agentrl.orchestration.places import build_places, check_places
@@ -256,7 +257,10 @@ class _Assembly:
         canary = await _canary(chat, trainer.result())
         # Of a frozen policy nobody makes a canary: its engines show their version and the layout of their weights.
         first = WeightsManifest(policy, version, str(model.resolve()), {}, 0, canary)
-        serving = build_serving(config, engines.result(), self.runtime, first, self.run.logs, self.runtime.host)
+        host, still_s = self.runtime.host, config.trainer.deadlines.step_s if self.config.runtime.colocated else 0.0
+        serving = build_serving(config, engines.result(), self.runtime, first, self.run.logs, host, still_s)
+        if self.config.runtime.colocated and (own := trainer.result()) is not None:
+            return PolicyParts(serving, ColocatedTrainer(own, serving.fleet)), first
         return PolicyParts(serving, trainer.result()), first
 
     async def _start_trainer(self, policy: str) -> Trainer | None:

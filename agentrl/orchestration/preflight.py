@@ -20,6 +20,7 @@ from agentrl.inference.config import AttachedEngineConfig, EmbeddedEngineConfig,
 from agentrl.orchestration.config import PolicyConfig, RunConfig
 from agentrl.orchestration.model_files import ModelFiles, context_tokens, read_model_config, read_model_files
 from agentrl.orchestration.players import build_scaffold, build_scorers, routing_of
+from agentrl.orchestration.runtime_checks import check_colocated
 from agentrl.rollouts.config import LimitsConfig, ScaffoldConfig
 from agentrl.scorers.config import find_definition
 from agentrl.trainer.config import TrainerConfig
@@ -47,6 +48,7 @@ def check_resumed(config: RunConfig) -> None:
 def check_recipe(config: RunConfig) -> None:
     """Everything but the models, which need not be there yet. Raises ConfigError."""
     check_players(config)
+    check_colocated(config)
     for scorer in config.turn_scorers():
         find_definition(scorer.kind).check(scorer)
     is_evaluated = any(map(config.is_evaluated, config.trained))

@@ -54,13 +54,15 @@ def build_serving(
     first: WeightsManifest,
     logs: Path,
     host: str = LOOPBACK,
+    still_s: float = 0.0,
 ) -> Serving:
     """Everything between a policy's engines and those who use them.
 
-    `first` is what the engines hold now, `host` this machine's address as they see it.
+    `first` is what the engines hold now, `host` this machine's address as they see it. All of them may stand still for
+    a step, for up to `still_s` seconds.
     """
     fleet = Fleet(engines, first.version)
-    wait_s = _wait_s(policy)
+    wait_s = _wait_s(policy) + still_s
     transport = build_transport(policy, logs, host)
     publisher = StagedPublisher(fleet, transport, policy.publish, first, wait_s)
     supervisor = FleetSupervisor(fleet, keeper, policy.fleet)

@@ -125,6 +125,14 @@ class ChaosEngine(Engine):
         """Generate again."""
         await self._call(FaultPhase.RESUME, self._engine.resume)
 
+    async def release_memory(self) -> None:
+        """Never at fault."""
+        await self._engine.release_memory()
+
+    async def resume_memory(self) -> None:
+        """Never at fault."""
+        await self._engine.resume_memory()
+
     async def abort_all(self) -> None:
         """Never at fault."""
         await self._engine.abort_all()

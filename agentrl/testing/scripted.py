@@ -60,6 +60,12 @@ class ScriptedEngine(Engine):
     async def resume(self) -> None:
         """Nothing waits."""
 
+    async def release_memory(self) -> None:
+        """Nothing is kept."""
+
+    async def resume_memory(self) -> None:
+        """Nothing is needed."""
+
     async def abort_all(self) -> None:
         """Nothing is ever in flight."""
 

@@ -139,6 +139,10 @@ class TrainerHandle:
         """Call the present weights a version of a later epoch. Raises TrainerError."""
         await self._call("rebase", version, result=type(None), deadline_s=self._config.deadlines.step_s)
 
+    async def release_memory(self) -> None:
+        """Give back the device memory that only the next step would use. Raises TrainerError."""
+        await self._call("release_memory", result=type(None), deadline_s=self._config.deadlines.step_s)
+
     async def close(self) -> None:
         """End the ranks; safe to call twice."""
         await asyncio.gather(*(rank.close() for rank in self._ranks))

@@ -209,6 +209,11 @@ class TrainerRank:
         # Nobody knows which weights engines hold of the lost epoch.
         self._version = self._unchanged_since = version
 
+    def release_memory(self) -> None:
+        """Give back what the allocator keeps of a GPU's memory for the next step."""
+        if self._config.device == "cuda":
+            torch.cuda.empty_cache()
+
     def save(self, folder: str) -> None:
         """Write weights, merged with their adapters if there are any, and all that training goes on from."""
         path = Path(folder)

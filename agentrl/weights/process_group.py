@@ -48,8 +48,8 @@ def join_group(
 ) -> WeightGroup:
     """Meet the other members; rank 0 listens on the port. SGLang's servers join in the same way.
 
-    Under NCCL this member's tensors are on `gpu`, which gloo has no use for. Under gloo it listens at the interface from
-    which the master is reached, unless this process's environment has named another.
+    Under NCCL this member's tensors are on `gpu`, which gloo has no use for. Under gloo it listens at the interface
+    from which the master is reached, unless this process's environment has named another.
 
     Waits for: all members. Unblocked by: their arrival, or `timeout_s`.
 

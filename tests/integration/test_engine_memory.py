@@ -68,6 +68,39 @@ async def test_retracted_requests_go_on_once_cache_and_weights_are_back(
     assert logprobs_of(answer)[switch:] == pytest.approx(expected, abs=1e-3)
 
 
+async def test_a_request_that_comes_while_memory_is_released_waits_until_it_is_back(
+    spare: EngineCalls, reference: Reference
+) -> None:
+    await spare.ok("/pause_generation", mode="abort")
+    await spare.ok("/release_memory_occupation", tags=["kv_cache"])
+    task = spare.start(PROMPT, max_new_tokens=10, ignore_eos=True)
+    await spare.wait_for(running=0, waiting=1)
+    await spare.ok("/resume_memory_occupation", tags=["kv_cache"])
+    await spare.ok("/continue_generation")
+    answer = await task
+    expected = reference.sampled(spare.server.model, PROMPT, answer["output_ids"])
+    assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
+
+
+async def test_a_client_has_an_engine_release_its_memory_and_take_it_again(
+    engine: EngineCalls, reference: Reference
+) -> None:
+    client = engine.server.client(control_s=60.0)
+    for _ in range(2):
+        task = await engine.start_running(PROMPT, **LONG)
+        assert await client.pause() in (0, 1)  # SGLang does not say how many it interrupted
+        await client.release_memory()
+        cut = await task
+        assert cut["meta_info"]["finish_reason"]["type"] == "abort"
+        await client.resume_memory()
+        await client.resume()
+        context = PROMPT + cut["output_ids"]
+        answer = await engine.generate(context, max_new_tokens=10, ignore_eos=True)
+        expected = reference.sampled(engine.server.model, context, answer["output_ids"])
+        assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)
+    await client.close()
+
+
 @pytest.mark.parametrize("tags", ["kv_cache", ["cuda_graph"], [7]])
 async def test_unknown_tags_are_named(spare: EngineCalls, tags: object) -> None:
     assert "tags must be some of" in await spare.refused("/release_memory_occupation", tags=tags)
