@@ -12,9 +12,8 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-import ray
-
 from agentrl import codec
+from agentrl.cluster.nodes import own_host
 from agentrl.cluster.stream import ByteStream
 from agentrl.process.local_place import LocalPlace, LocalProcess
 from agentrl.process.place import ProcessLaunch
@@ -55,12 +54,11 @@ class ProcessActor:
 
     async def host(self) -> str:
         """Address of this node."""
-        host: str = ray.util.get_node_ip_address()
-        return host
+        return own_host()
 
     async def free_port(self) -> int:
         """A port of this node that nobody listens on now."""
-        return free_port(await self.host())
+        return free_port(own_host())
 
     async def start(self, encoded: bytes) -> Started:
         """Start a child, given a `ProcessLaunch`."""

@@ -10,7 +10,15 @@ from agentrl.config.base import ConfigModel
 from agentrl.process.place import Role
 
 
-class LocalRuntimeConfig(ConfigModel):
+class SharingConfig(ConfigModel):
+    """What a run's processes have in common, wherever they are."""
+
+    colocated: bool = False
+    """Whether engines and trainer of a policy share devices: engines stand still while the trainer steps, and give back
+    the memory of their KV caches."""
+
+
+class LocalRuntimeConfig(SharingConfig):
     """All processes are on the machine of the run."""
 
     kind: Literal["local"] = "local"
@@ -32,7 +40,7 @@ class MemberResources(ConfigModel):
     """Resources that nodes were given by name (`ray start --resources`), for members that belong on certain nodes."""
 
 
-class RayRuntimeConfig(ConfigModel):
+class RayRuntimeConfig(SharingConfig):
     """Processes are spread over the nodes of a Ray cluster."""
 
     kind: Literal["ray"]

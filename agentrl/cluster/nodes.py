@@ -29,6 +29,12 @@ def live_nodes() -> list[Node]:
     ]
 
 
+def own_host() -> str:
+    """Address of the node that this process is on."""
+    host: str = ray.util.get_node_ip_address()
+    return host
+
+
 def free_on_nodes() -> dict[str, dict[str, float]]:
     """What is not taken, by the address of the node. Asks the head."""
     free = ray._private.state.available_resources_per_node()

@@ -17,7 +17,7 @@ from agentrl.cluster.actor import ProcessActor, Started
 from agentrl.cluster.calls import ActorCalls
 from agentrl.cluster.config import RayRuntimeConfig, resources_of
 from agentrl.cluster.joining import join
-from agentrl.cluster.nodes import describe, free_on_nodes
+from agentrl.cluster.nodes import describe, free_on_nodes, own_host
 from agentrl.cluster.process import RayProcess
 from agentrl.process.place import Place, PlaceLostError, ProcessLaunch, Role
 from agentrl.process.threads import run_in_thread
@@ -91,6 +91,11 @@ class RayPlaces:
     def open(cls, config: RayRuntimeConfig) -> RayPlaces:
         """Join the cluster. Takes seconds, on the main thread. Raises ConfigError."""
         return cls(config, join(config))
+
+    @property
+    def host(self) -> str:
+        """Address of this process's node."""
+        return own_host()
 
     async def take(self, role: Role, name: str) -> RayPlace:
         """A place for one process. Waits for: room. Unblocked by: it, `wait_s`. Raises PlaceLostError."""

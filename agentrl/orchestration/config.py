@@ -20,7 +20,6 @@ from agentrl.envs.config import EnvironmentConfig
 from agentrl.inference.config import ClientConfig, EmbeddedEngineConfig, EngineConfig, FleetConfig
 from agentrl.journal.config import JournalConfig
 from agentrl.orchestration.credit_checks import check_credit, check_credit_of_samples
-from agentrl.orchestration.runtime_config import RuntimeConfig
 from agentrl.rollouts.config import LimitsConfig, RolloutConfig, SamplingConfig, ScaffoldConfig
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.scorers.combined import CombinedConfig, in_order
@@ -180,8 +179,6 @@ class RunConfig(ConfigModel):
     """When the run is saved."""
     journal: JournalConfig = JournalConfig()
     """What is on record between checkpoints."""
-    runtime: RuntimeConfig = RuntimeConfig()
-    """Where its processes are."""
 
     @field_validator("name", "policies", "environments")
     @classmethod

@@ -12,6 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from agentrl import registry
+from agentrl.cluster.config import LocalRuntimeConfig
 from agentrl.engine.options import parse_engine_options
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.envs.servers import server_addresses
@@ -20,7 +21,7 @@ from agentrl.inference.config import AttachedEngineConfig, EmbeddedEngineConfig,
 from agentrl.orchestration.config import PolicyConfig, RunConfig
 from agentrl.orchestration.model_files import ModelFiles, context_tokens, read_model_config, read_model_files
 from agentrl.orchestration.players import build_scaffold, build_scorers, routing_of
-from agentrl.orchestration.runtime_checks import check_colocated
+from agentrl.orchestration.runtime_checks import check_colocated, check_several_hosts
 from agentrl.rollouts.config import LimitsConfig, ScaffoldConfig
 from agentrl.scorers.config import find_definition
 from agentrl.trainer.config import TrainerConfig
@@ -49,6 +50,8 @@ def check_recipe(config: RunConfig) -> None:
     """Everything but the models, which need not be there yet. Raises ConfigError."""
     check_players(config)
     check_colocated(config)
+    if not isinstance(config.runtime, LocalRuntimeConfig):
+        check_several_hosts(config)
     for scorer in config.turn_scorers():
         find_definition(scorer.kind).check(scorer)
     is_evaluated = any(map(config.is_evaluated, config.trained))
