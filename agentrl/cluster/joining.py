@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
+from ray.exceptions import RayError
 
 from agentrl.cluster.config import RayRuntimeConfig
 from agentrl.types.errors import ConfigError
 
 _REACH_S = 10.0
+# This thread of Ray's fails if it is still about to subscribe when everything ends, which is of no interest to anybody.
+_LISTENER = "ray_listen_error_messages"
 
 
 def join(config: RayRuntimeConfig) -> bool:
@@ -29,10 +33,25 @@ def join(config: RayRuntimeConfig) -> bool:
     with _signals_kept():
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False, **alone)
-        except (OSError, RuntimeError, ValueError) as error:
-            ray.shutdown()
+        except (OSError, RuntimeError, ValueError, RayError) as error:
+            leave()
             raise ConfigError(_explain(address, error)) from error
     return True
+
+
+def leave() -> None:
+    """End what this process has in the cluster, and a cluster that it started."""
+    hook = threading.excepthook
+
+    def tell(failed: threading.ExceptHookArgs) -> None:
+        if failed.thread is None or failed.thread.name != _LISTENER:
+            hook(failed)
+
+    threading.excepthook = tell
+    try:
+        ray.shutdown()
+    finally:
+        threading.excepthook = hook
 
 
 def _check_reachable(address: str) -> None:

@@ -16,7 +16,7 @@ from agentrl import codec
 from agentrl.cluster.actor import ProcessActor, Started
 from agentrl.cluster.calls import ActorCalls
 from agentrl.cluster.config import RayRuntimeConfig, resources_of
-from agentrl.cluster.joining import join
+from agentrl.cluster.joining import join, leave
 from agentrl.cluster.nodes import describe, free_on_nodes, own_host
 from agentrl.cluster.process import RayProcess
 from agentrl.process.place import Place, PlaceLostError, ProcessLaunch, Role
@@ -113,7 +113,7 @@ class RayPlaces:
         self._taken.clear()
         if self._has_joined:
             self._has_joined = False
-            ray.shutdown()
+            leave()
 
     async def _seat(self, role: Role, names: Sequence[str], strategy: str) -> list[RayPlace]:
         share = resources_of(self.config, role)

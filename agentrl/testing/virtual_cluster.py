@@ -27,8 +27,11 @@ _STORE_BYTES = 80_000_000  # the least that Ray takes is 75 MB
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
 _START = ("start", "--disable-usage-stats", "--include-log-monitor=false", f"--object-store-memory={_STORE_BYTES}")
 _HEAD = ("--head", "--include-dashboard=false", "--no-monitor", "--min-worker-port=0", "--max-worker-port=0")
+# Whether Ray asks for tokens must not depend on what is in somebody's home. Drivers have to say the same.
+_NO_TOKENS = {"RAY_AUTH_MODE": "disabled"}
 # A node that is silent is given up after some ten seconds, not after half a minute.
 _ENVIRONMENT = {
+    **_NO_TOKENS,
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -52,7 +55,8 @@ class NodeShape:
 class VirtualCluster:
     """A head at `address`, and `nodes` that may be added and killed.
 
-    Use it from the main thread, since what it starts ends with the thread that started it.
+    Use it from the main thread, since what it starts ends with the thread that started it. Its switch for tokens is set
+    in this process's environment, too, for drivers that this process is or starts.
 
     Example: ``with VirtualCluster.start(2, cpus=4, shared=[runs]) as cluster: ray.init(address=cluster.address)``.
     """
@@ -75,6 +79,7 @@ class VirtualCluster:
             network = undone.enter_context(VirtualNetwork())
             cluster = cls(network, shared)
             undone.callback(cluster.close)
+            os.environ.update(_NO_TOKENS)
             cluster._start_head(head or NodeShape(cpus=0))
             cluster.add_nodes([NodeShape(cpus)] * num_nodes)
             undone.pop_all()

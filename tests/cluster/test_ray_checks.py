@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,9 @@ from agentrl.cluster.checks import check_nodes, check_resources, complaints
 from agentrl.cluster.config import MemberResources, RayRuntimeConfig
 from agentrl.cluster.places import RayPlaces
 from agentrl.cluster.probe import probe
-from agentrl.process.place import Role
+from agentrl.process.place import ProcessLaunch, Role
 from agentrl.process.ports import free_port
+from agentrl.testing.processes import is_running
 from agentrl.testing.virtual_cluster import NodeShape
 from agentrl.testing.virtual_machines import VirtualMachine
 from agentrl.types.errors import ConfigError
@@ -94,3 +98,27 @@ def test_the_probe_finds_the_versions_that_python_itself_tells(tmp_path: Path):
     facts = probe(str(tmp_path / "none"), str(tmp_path))
     assert facts["Ray"] == ray.__version__
     assert facts["token"] == ""
+
+
+async def test_auto_joins_the_cluster_that_the_environment_names_as_for_a_job(cluster, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    places = RayPlaces.open(RayRuntimeConfig(kind="ray"))
+    assert places.host == cluster.host
+    place = await places.take(Role.WORKER, "worker-0")
+    assert place.host in {node.host for node in cluster.nodes}
+    await places.close()
+
+
+async def test_local_starts_a_cluster_that_ends_with_the_run(cluster, monkeypatch):
+    """Beside the other cluster, whose switch for tokens holds for it, too: else Ray would write one into our home."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a path of pytest's is too long for sockets
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    places = RayPlaces.open(RayRuntimeConfig(kind="ray", address="local", wait_s=120))
+    place = await places.take(Role.WORKER, "worker-0")
+    child = await place.start(ProcessLaunch("child", ("-c", "import time; time.sleep(1000)"), has_socket=False))
+    assert is_running(child.pid)
+    await places.close()
+    async with asyncio.timeout(120):
+        while is_running(child.pid):
+            await asyncio.sleep(0.1)
+    shutil.rmtree(folder, ignore_errors=True)
