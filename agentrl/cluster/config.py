@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from agentrl.config.base import ConfigModel
 from agentrl.process.place import Role
@@ -81,7 +81,14 @@ class RayRuntimeConfig(SharingConfig):
         return value
 
 
-RuntimeConfig = Annotated[LocalRuntimeConfig | RayRuntimeConfig, Field(discriminator="kind")]
+def _of_a_kind(value: Any) -> Any:
+    """A section without a kind is of this machine: it says something else of the run's processes."""
+    return {"kind": "local", **value} if isinstance(value, dict) else value
+
+
+RuntimeConfig = Annotated[
+    LocalRuntimeConfig | RayRuntimeConfig, Field(discriminator="kind"), BeforeValidator(_of_a_kind)
+]
 
 
 def resources_of(config: RayRuntimeConfig, role: Role) -> dict[str, float]:

@@ -28,6 +28,7 @@ def recipe(**sections: object) -> RunConfig:
 
 def test_a_recipe_says_by_kind_where_processes_are_and_without_it_they_are_here():
     assert recipe().runtime == LocalRuntimeConfig()
+    assert recipe(runtime={"colocated": True}).runtime == LocalRuntimeConfig(colocated=True)
     found = recipe(runtime={"kind": "ray", "address": "10.0.0.1:6379", "engines": {"gpus": 0.5}}).runtime
     assert isinstance(found, RayRuntimeConfig)
     assert (found.address, found.engines.gpus) == ("10.0.0.1:6379", 0.5)
