@@ -338,9 +338,6 @@ class Trainer(Closing, Protocol):
     async def rebase(self, version: PolicyVersion) -> None:
         """Call the present weights a version of a later epoch."""
 
-    async def release_memory(self) -> None:
-        """Give back the device memory that only the next step would use."""
-
 
 class WeightTransport(Closing, Protocol):
     """Moves staged weights into engines, each by itself; `sent_bytes` counts what was moved."""
@@ -379,10 +376,6 @@ class EngineKeeper(Protocol):
 
 class Runtime(EngineKeeper, Closing, Protocol):
     """Starts the components of a run somewhere and ends them; one for other machines changes nothing else."""
-
-    @property
-    def host(self) -> str:
-        """Address by which what it starts reaches this process's machine; loopback's of a run on one machine."""
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> Sequence[Engine]:
         """The engines that serve a policy's rollouts."""

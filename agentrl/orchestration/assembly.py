@@ -257,7 +257,7 @@ class _Assembly:
         canary = await _canary(chat, trainer.result())
         # Of a frozen policy nobody makes a canary: its engines show their version and the layout of their weights.
         first = WeightsManifest(policy, version, str(model.resolve()), {}, 0, canary)
-        host, still_s = self.runtime.host, config.trainer.deadlines.step_s if self.config.runtime.colocated else 0.0
+        host, still_s = self.places.host, config.trainer.deadlines.step_s if self.config.runtime.colocated else 0.0
         serving = build_serving(config, engines.result(), self.runtime, first, self.run.logs, host, still_s)
         if self.config.runtime.colocated and (own := trainer.result()) is not None:
             return PolicyParts(serving, ColocatedTrainer(own, serving.fleet)), first

@@ -66,7 +66,6 @@ class ColocatedTrainer(Trainer):
             try:
                 await asyncio.gather(*(self._make_room(member, stand) for member in members))
                 report = await self._trainer.step(batch, is_redo)
-                await self._trainer.release_memory()
             finally:
                 await asyncio.gather(*(self._bring_back(member, stand) for member in members))
         return replace(report, metrics={**report.metrics, **stand.metrics()})
@@ -90,10 +89,6 @@ class ColocatedTrainer(Trainer):
     async def rebase(self, version: PolicyVersion) -> None:
         """By the wrapped trainer."""
         await self._trainer.rebase(version)
-
-    async def release_memory(self) -> None:
-        """By the wrapped trainer."""
-        await self._trainer.release_memory()
 
     async def close(self) -> None:
         """End the wrapped trainer."""

@@ -2,13 +2,15 @@
 
 SGLang takes its token from its command line, which everybody on the machine is shown, or from a configuration file. The
 file is in the memory of the server's process, and on the disk is only its name: LINK, which has to end in ``.yaml``.
-With the token as ``api-key`` the server asks for it in all calls but those of its health.
+With the token as ``api-key`` the server asks for it in all calls but those of its health. It writes it to its output,
+which nobody else may read from now on.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -22,12 +24,19 @@ def main() -> None:
     die_with_parent()
     # Else gloo goes by the machine's name, which may stand for its loopback.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(command[command.index("--host") + 1]))
+    _keep_to_its_user(sys.stdout.fileno())
     _put_into_memory(Path(link), json.dumps({"api-key": os.environ.pop(variable)}))
     command += ["--config", link]
     try:
         os.execvp(command[0], command)
     except OSError as error:
         sys.exit(f"cannot start {command[0]}: {error.strerror}")
+
+
+def _keep_to_its_user(output: int) -> None:
+    """A log that the server's user alone may read; pipes and terminals have no readers to keep out."""
+    if stat.S_ISREG(os.fstat(output).st_mode):
+        os.fchmod(output, stat.S_IRUSR | stat.S_IWUSR)
 
 
 def _put_into_memory(link: Path, content: str) -> None:

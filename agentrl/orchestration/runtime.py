@@ -38,11 +38,6 @@ class ProcessRuntime:
         self._watches: list[asyncio.Task[None]] = []
         self._irreplaceable_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @property
-    def host(self) -> str:
-        """Address by which places reach this process's machine."""
-        return self._places.host
-
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> list[Engine]:
         """The engines that serve a policy's rollouts. Raises ConfigError, EngineError or EngineTakenError."""
         config = self._policy(policy)
@@ -88,6 +83,7 @@ class ProcessRuntime:
             self._config.sampling_of(policy).temperature,
             self._logs,
             places,
+            self._config.runtime.colocated,
         )
         self._trainers.append(trainer)
         return trainer

@@ -51,8 +51,11 @@ class TrainerHandle:
         temperature: float,
         logs: Path,
         places: Sequence[Place] = (),
+        shares_devices: bool = False,
     ) -> TrainerHandle:
         """Start the ranks, each at its place or all on this machine, and wait until the model is loaded.
+
+        Ranks that share their devices with engines keep no memory there that only a step needs.
 
         Raises:
             ConfigError: the model cannot be loaded.
@@ -69,6 +72,7 @@ class TrainerHandle:
             "temperature": temperature,
             "trainer": config.model_dump(),
             "algorithm": algorithm.model_dump(),
+            "shares_devices": shares_devices,
         }
         try:
             await handle._start_ranks(spec, logs, places or [LocalPlace()] * config.ranks)
@@ -138,10 +142,6 @@ class TrainerHandle:
     async def rebase(self, version: PolicyVersion) -> None:
         """Call the present weights a version of a later epoch. Raises TrainerError."""
         await self._call("rebase", version, result=type(None), deadline_s=self._config.deadlines.step_s)
-
-    async def release_memory(self) -> None:
-        """Give back the device memory that only the next step would use. Raises TrainerError."""
-        await self._call("release_memory", result=type(None), deadline_s=self._config.deadlines.step_s)
 
     async def close(self) -> None:
         """End the ranks; safe to call twice."""

@@ -52,7 +52,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     """What a rank is started with.
 
     `rendezvous` is the path of a file that all ranks see, or ``tcp://HOST:PORT`` of rank 0's machine. `host` is the
-    address of its own, on whose GPUs `num_devices` ranks compute, this one on the one of number `device`.
+    address of its own, on whose GPUs `num_devices` ranks compute, this one on the one of number `device`. Engines
+    compute there too if it `shares_devices`.
     """
 
     policy: str
@@ -67,6 +68,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     host: str = LOOPBACK
     device: int = 0
     num_devices: int = 1
+    shares_devices: bool = False
 
 
 class TrainerRank:
@@ -154,6 +156,8 @@ class TrainerRank:
                 decayed(self._config.optimizer, self._version.step),
             )
             self._is_unproven &= is_redo or metrics["trainer/fresh_tokens"] == 0
+        if self._spec.shares_devices and self._config.device == "cuda":
+            torch.cuda.empty_cache()  # else the allocator keeps it from the engines
         seconds = time.monotonic() - started
         metrics["time/train_step_s"] = seconds
         num_tokens = sum(len(s.token_ids) for minibatch in minibatches for s in minibatch.sequences)
@@ -208,11 +212,6 @@ class TrainerRank:
             raise ValueError(f"the trainer is at {self._version}, which cannot be called {version}")
         # Nobody knows which weights engines hold of the lost epoch.
         self._version = self._unchanged_since = version
-
-    def release_memory(self) -> None:
-        """Give back what the allocator keeps of a GPU's memory for the next step."""
-        if self._config.device == "cuda":
-            torch.cuda.empty_cache()
 
     def save(self, folder: str) -> None:
         """Write weights, merged with their adapters if there are any, and all that training goes on from."""

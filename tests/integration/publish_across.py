@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import numpy as np
 from fleet_sessions import BUCKET_BYTES, LOAD_S, PROMPT, make_manifest
 
 from agentrl.inference.client import EngineClient
@@ -28,8 +29,6 @@ VERSIONS = [PolicyVersion(0, step) for step in range(2)]
 
 
 async def main(url: str, host: str, folder: Path, logs: Path, token: str) -> dict[str, object]:
-    import numpy as np
-
     client = EngineClient("far", url, ClientConfig(control_s=60.0, load_s=LOAD_S), token=token)
     while not await client.is_well(5.0):  # the test that started the engine has the deadline
         await asyncio.sleep(0.1)
@@ -41,8 +40,7 @@ async def main(url: str, host: str, folder: Path, logs: Path, token: str) -> dic
     (receipt,) = await publisher.publish(make_manifest(folder, VERSIONS[1]))
     request = GenerationRequest("across-0001", "across", np.asarray(PROMPT, np.int32), 10, (), Sampling(), 0)
     generation = await EngineRouter(fleet).generate(request)
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as stranger:
-        refused = await stranger.post("/pause_generation", json={"mode": "abort"})
+    answers = await _ask_without_token(url)
     await publisher.close()
     await client.close()
     return {
@@ -51,8 +49,21 @@ async def main(url: str, host: str, folder: Path, logs: Path, token: str) -> dic
         "tokens": generation.token_ids.tolist(),
         "logprobs": generation.logprobs.tolist(),
         "versions": [str(span.version) for span in generation.versions],
-        "stranger": refused.status_code,
+        "answers": answers,
     }
+
+
+async def _ask_without_token(url: str) -> dict[str, int]:
+    """The status of calls by their paths; at a pause that is carried out nothing would be generated."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as stranger:
+        asked = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+        calls = [
+            await stranger.post("/pause_generation", json={"mode": "abort"}),
+            await stranger.post("/generate", json=asked),
+            await stranger.get("/model_info"),
+            await stranger.get("/health"),
+        ]
+    return {call.url.path: call.status_code for call in calls}
 
 
 if __name__ == "__main__":

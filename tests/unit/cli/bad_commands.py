@@ -106,6 +106,28 @@ CASES: tuple[Case, ...] = (
         Case(f"engine-device-{device}", ("engine", "model", "--port", "0", "--device", device), says, is_light=False)
         for device, says in _DEVICES.items()
     ),
+    case(
+        "engine-two-tokens",
+        "engine",
+        "model",
+        "--port",
+        "1",
+        "--token",
+        "a",
+        "--token-variable",
+        "B",
+        says="--token and --token-variable both name a token",
+    ),
+    case(
+        "engine-unset-token",
+        "engine",
+        "model",
+        "--port",
+        "1",
+        "--token-variable",
+        "AGENTRL_NOT_SET",
+        says="the variable AGENTRL_NOT_SET is not set; put the token into it",
+    ),
     case("engine-empty-token", "engine", "model", "--port", "1", "--token", "", says="token"),
     *(case(f"command-{_name(c)}", *c.split(), says=(what, "--help")) for c, what in _COMMANDS.items()),
 )

@@ -99,9 +99,6 @@ class LoggingTrainer:
         self._log.append("step ends")
         return StepReport(batch.version.next(), {"trainer/loss": 0.5})
 
-    async def release_memory(self) -> None:
-        self._log.append("trainer release")
-
 
 async def _play(router: EngineRouter, session: str) -> list[int]:
     """A session's tokens, each request going on from the tokens before it."""
@@ -148,7 +145,7 @@ async def test_each_engine_gives_its_memory_before_the_step_and_has_it_before_it
     log: list[str] = []
     trainer, fleet = _colocated(CountingEngine("x", log))
     report = await trainer.step(BATCH)
-    assert log == ["x pause", "x release", "step begins", "step ends", "trainer release", "x take", "x resume"]
+    assert log == ["x pause", "x release", "step begins", "step ends", "x take", "x resume"]
     assert report.version == FIRST.next()
     assert report.metrics["trainer/loss"] == 0.5
     assert report.metrics["colocated/paused_s"] > 0.0

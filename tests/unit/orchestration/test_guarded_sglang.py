@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,15 @@ def test_nothing_of_the_token_is_left_on_the_disk(tmp_path: Path) -> None:
         _run(tmp_path / "engine.yaml")
     (left,) = tmp_path.iterdir()
     assert left.readlink().parent == Path("/proc/self/fd")
+
+
+def test_the_output_is_for_nobody_else_to_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "agentrl.orchestration.guarded_sglang", "TOKEN", str(tmp_path / "engine.yaml")]
+    with log.open("wb") as output:
+        environment = os.environ | {"TOKEN": "c0ffee"}
+        subprocess.run([*command, "true", "--host", "127.0.0.1"], env=environment, stdout=output, check=True)
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
 def test_gloo_is_told_the_interface_that_has_the_address(tmp_path: Path) -> None:
