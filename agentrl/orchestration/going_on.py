@@ -1,15 +1,16 @@
-"""Lets a run go on by itself once it has lost what it cannot do without: its trainer, or all engines of a policy."""
+"""Lets a run go on: by itself, once it has lost what it cannot do without, and when its command is called again."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
 
+from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.recorder import RunObserver
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.shutdown import RunSummary
 from agentrl.process.place import PlaceLostError
-from agentrl.types.errors import AgentRLError, EnginesLostError, PublishError, TrainerLostError
+from agentrl.types.errors import AgentRLError, ConfigError, EnginesLostError, PublishError, TrainerLostError
 
 _log = logging.getLogger(__name__)
 _LOSSES = (TrainerLostError, EnginesLostError, PlaceLostError, PublishError)
@@ -59,3 +60,29 @@ def _as_last(error: AgentRLError, losses: int, max_resumes: int) -> AgentRLError
     return type(error)(
         f"{error}\nThis was loss {losses} without a step in between (runtime.max_resumes = {max_resumes})"
     )
+
+
+def begun_run(config: RunConfig) -> RunDirectory | None:
+    """The folder without a number of a configuration's run; None if it has not begun.
+
+    Raises:
+        ConfigError: it has begun with another configuration; names a value that differs.
+    """
+    run = RunDirectory((config.runs_folder / RunDirectory.name_of(config)).absolute())
+    if not (run.path / "mark").is_file():
+        return None
+    other = _difference(run.config().model_dump(mode="json"), config.model_dump(mode="json"))
+    if other:
+        raise ConfigError(
+            f"{run.path} was started with another {other}; go on with what it has by `agentrl resume {run.path}`, or "
+            "give this run another name"
+        )
+    return run
+
+
+def _difference(known: object, given: object, key: str = "") -> str:
+    """The path of the first value that differs between two tables; empty if none does. Example: ``buffer.forks``."""
+    if not isinstance(known, dict) or not isinstance(given, dict):
+        return "" if known == given else key
+    inner = (_difference(known.get(k), given.get(k), f"{key}.{k}".lstrip(".")) for k in {**known, **given})
+    return next(filter(None, inner), "")

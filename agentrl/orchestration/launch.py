@@ -19,7 +19,7 @@ from agentrl.orchestration.checkpoint_repair import CheckpointRepair
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.evaluation import Evaluation, Evaluator
-from agentrl.orchestration.going_on import going_on
+from agentrl.orchestration.going_on import begun_run, going_on
 from agentrl.orchestration.places import build_places
 from agentrl.orchestration.players import build_hosts
 from agentrl.orchestration.preflight import check_evaluation, check_resumed, check_run
@@ -67,7 +67,7 @@ async def start_or_resume_run(config: RunConfig, observer: RunObserver) -> RunSu
         ConfigError: the folder's run was started with another configuration.
         AgentRLError: as of `start_run` and `resume_run`.
     """
-    run = RunDirectory.find(config)
+    run = begun_run(config)
     if run is None:
         return await start_run(config, observer)
     state = run.state()

@@ -82,18 +82,6 @@ class Progress:
         return {policy: version.step for policy, version in self.versions.items()}
 
 
-def _folder_name(config: RunConfig) -> str:
-    return f"{config.name}-seed{config.seed}"
-
-
-def _difference(known: object, given: object, key: str = "") -> str:
-    """The path of the first value that differs between two tables; empty if none does. Example: ``buffer.forks``."""
-    if not isinstance(known, dict) or not isinstance(given, dict):
-        return "" if known == given else key
-    inner = (_difference(known.get(k), given.get(k), f"{key}.{k}".lstrip(".")) for k in {**known, **given})
-    return next(filter(None, inner), "")
-
-
 class RunDirectory:
     """Paths and small files of one run.
 
@@ -116,6 +104,11 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @staticmethod
+    def name_of(config: RunConfig) -> str:
+        """Name of the folder of a configuration's first run."""
+        return f"{config.name}-seed{config.seed}"
+
     @classmethod
     def create(cls, config: RunConfig) -> RunDirectory:
         """Make a new folder for a run, with a number behind its name if that is taken.
@@ -123,7 +116,7 @@ class RunDirectory:
         Raises:
             StorageError: it cannot be written.
         """
-        name = _folder_name(config)
+        name = cls.name_of(config)
         path = config.runs_folder / name
         number = 2
         while path.exists():
@@ -138,24 +131,6 @@ class RunDirectory:
             run._write("config.json", config.model_dump_json(indent=2))
         except OSError as error:
             raise StorageError(f"run folder {path} cannot be written: {error}; choose another runs_folder") from error
-        return run
-
-    @classmethod
-    def find(cls, config: RunConfig) -> RunDirectory | None:
-        """The folder without a number of a configuration's run; None if it has not begun.
-
-        Raises:
-            ConfigError: it has begun with another configuration; names a value that differs.
-        """
-        run = cls((config.runs_folder / _folder_name(config)).absolute())
-        if not (run.path / "mark").is_file():
-            return None
-        other = _difference(run.config().model_dump(mode="json"), config.model_dump(mode="json"))
-        if other:
-            raise ConfigError(
-                f"{run.path} was started with another {other}; go on with what it has by `agentrl resume {run.path}`, "
-                "or give this run another name"
-            )
         return run
 
     @classmethod

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.orchestration.going_on import going_on
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.going_on import begun_run, going_on
 from agentrl.orchestration.recorder import SilentObserver
 from agentrl.orchestration.run_directory import RunDirectory, RunState, RunStatus
 from agentrl.orchestration.shutdown import RunSummary
@@ -90,3 +91,21 @@ async def test_a_run_that_was_asked_to_stop_does_not_go_on(run: RunDirectory) ->
     with pytest.raises(TrainerLostError):
         await end_of(run, attempts, 3, is_stopping=True)
     assert attempts.made == 1
+
+
+def test_the_folder_of_a_run_that_has_begun_is_found_by_its_configuration(tmp_path: Path) -> None:
+    assert begun_run(config(tmp_path)) is None
+    run = RunDirectory.create(config(tmp_path))
+    assert begun_run(config(tmp_path)) is None, "nothing has been started: a start makes a folder of its own"
+    run.mark()
+    found = begun_run(config(tmp_path))
+    assert found is not None
+    assert found.path == run.path
+
+
+def test_a_folder_of_another_configuration_is_named_with_the_value_that_differs(tmp_path: Path) -> None:
+    RunDirectory.create(config(tmp_path)).mark()
+    values = config(tmp_path).model_dump()
+    values["buffer"]["max_staleness"] = 7
+    with pytest.raises(ConfigError, match=r"demo-seed7 was started with another buffer\.max_staleness; .*another name"):
+        begun_run(RunConfig.model_validate(values))

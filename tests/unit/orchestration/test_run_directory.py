@@ -160,21 +160,3 @@ def test_a_place_that_cannot_be_written_is_named_with_a_remedy(run, tmp_path):
     (run.path / "state.json").mkdir()
     with pytest.raises(StorageError, match=r"state\.json cannot be written.*; free space, then resume the run"):
         run.write_state(RunState(RunStatus.RUNNING, {"main": V3}))
-
-
-def test_the_folder_of_a_run_that_has_begun_is_found_by_its_configuration(tmp_path: Path) -> None:
-    assert RunDirectory.find(config(tmp_path)) is None
-    run = RunDirectory.create(config(tmp_path))
-    assert RunDirectory.find(config(tmp_path)) is None, "nothing has been started: a start makes a folder of its own"
-    run.mark()
-    found = RunDirectory.find(config(tmp_path))
-    assert found is not None
-    assert found.path == run.path
-
-
-def test_a_folder_of_another_configuration_is_named_with_the_value_that_differs(tmp_path: Path) -> None:
-    RunDirectory.create(config(tmp_path)).mark()
-    values = config(tmp_path).model_dump()
-    values["buffer"]["max_staleness"] = 7
-    with pytest.raises(ConfigError, match=r"demo-seed7 was started with another buffer\.max_staleness; .*another name"):
-        RunDirectory.find(RunConfig.model_validate(values))
