@@ -15,6 +15,7 @@ import json
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from agentrl.process.running_mark import RunningMark
 from agentrl.protocols import EnvironmentHost
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.episode_log import NoJournal
+from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.worker import LocalWorker
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import EnvironmentDescription
@@ -120,16 +122,9 @@ class WorkerServer:
             writer = JournalWriter(claim.folder, spec.name, check_right=claim.check, gather_s=config.journal.gather_s)
             self._journal = WorkerJournal(writer)
         self._hosts = await build_hosts(config, logs, known=spec.environments)
-        longest_s = max(config.limits_of(name).total_s for name in config.environments)
-        gateway = LazyGateway()
-        runners = build_runners(
-            config,
-            {name: RemoteRouter(self._channel, name, longest_s) for name in config.policies},
-            {name: ChatFormat.load(policy.model, policy.chat) for name, policy in config.policies.items()},
-            self._hosts,
-            self._journal or NoJournal(),
-            gateway,
-        )
+        chats = {name: ChatFormat.load(policy.model, policy.chat) for name, policy in config.policies.items()}
+        gateway, journal = LazyGateway(), self._journal or NoJournal()
+        runners = build_runners(config, self._engines(config, chats), chats, self._hosts, journal, gateway)
         self._worker = LocalWorker(spec.name, runners, self._journal, self._end_session, gateway, self._mark)
         loop = asyncio.get_running_loop()
         self._loops = [loop.create_task(self._tell_events()), loop.create_task(self._beat_on(spec.beat_s))]
@@ -159,6 +154,11 @@ class WorkerServer:
         self._beat()
         for task in self._loops:
             task.cancel()
+
+    def _engines(self, config: RunConfig, chats: Mapping[str, ChatFormat]) -> Mapping[str, Generating]:
+        """What continues the prompts of each policy: its engines, by way of the driver."""
+        longest_s = max(config.limits_of(name).total_s for name in config.environments)
+        return {name: RemoteRouter(self._channel, name, longest_s) for name in chats}
 
     async def _tell_events(self) -> None:
         """Waits for: events, each of which is told. Ends by cancellation."""

@@ -39,6 +39,7 @@ ON_REQUEST = (
     "learning_vs_trl",
     "trainer_vs_trl",
     "server_vs_openenv",
+    "ray_vs_local",
     "sandbox_latency",
     "sandbox_escape",
 )
