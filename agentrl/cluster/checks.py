@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.cluster import probe as probe_module
 from agentrl.cluster.config import RayRuntimeConfig, resources_of
-from agentrl.cluster.nodes import Node, describe, live_nodes
+from agentrl.cluster.nodes import Node, describe, fits, live_nodes
 from agentrl.cluster.probe import Facts, probe
 from agentrl.process.place import Role
 from agentrl.types.errors import ConfigError
@@ -35,7 +35,7 @@ def check_resources(config: RayRuntimeConfig, members: Mapping[Role, int], nodes
     needed: dict[str, float] = {}
     for role, number in members.items():
         share = resources_of(config, role)
-        if number and not any(_fits(share, node.resources) for node in nodes):
+        if number and not any(fits(share, node.resources) for node in nodes):
             raise ConfigError(
                 f"no node of the cluster has what a member of runtime role '{role}' asks for, {describe(share)}. There "
                 f"is {there}. Add a node that has it, or ask for less in [runtime]"
@@ -43,7 +43,7 @@ def check_resources(config: RayRuntimeConfig, members: Mapping[Role, int], nodes
         number = min(number, 1) if config.elastic and role is not Role.TRAINER else number
         for name, amount in share.items():
             needed[name] = needed.get(name, 0) + number * amount
-    if not _fits(needed, _total(nodes)):
+    if not fits(needed, _total(nodes)):
         asked = ", ".join(
             f"{number} x {role} of {describe(resources_of(config, role))}" for role, number in members.items() if number
         )
@@ -116,10 +116,6 @@ async def _ask(node: Node, token: Path, folder: Path) -> Facts | None:
             return None
         words = str(error).strip().splitlines() or [f"no answer in {_PROBE_S:.0f} s"]
         raise ConfigError(f"node {node.host} cannot run anything ({words[-1]}): restart it, or remove it") from error
-
-
-def _fits(share: Mapping[str, float], room: Mapping[str, float]) -> bool:
-    return all(amount <= room.get(name, 0) for name, amount in share.items())
 
 
 def _total(nodes: list[Node]) -> dict[str, float]:

@@ -35,10 +35,15 @@ def own_host() -> str:
     return host
 
 
-def free_on_nodes() -> dict[str, dict[str, float]]:
-    """What is not taken, by the address of the node. Asks the head."""
+def free_nodes() -> list[Node]:
+    """The same with what is not taken of each. Asks the head."""
     free = ray._private.state.available_resources_per_node()
-    return {node.host: _given(free.get(node.node_id, {})) for node in live_nodes()}
+    return [Node(node.node_id, node.host, _given(free.get(node.node_id, {}))) for node in live_nodes()]
+
+
+def fits(share: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    """Whether there is room for a share."""
+    return all(amount <= room.get(name, 0) for name, amount in share.items())
 
 
 def describe(share: Mapping[str, float]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from agentrl.cluster.actor import ProcessActor, Started
 from agentrl.cluster.calls import ActorCalls
 from agentrl.cluster.config import RayRuntimeConfig, resources_of
 from agentrl.cluster.joining import join, leave
-from agentrl.cluster.nodes import describe, free_on_nodes, own_host
+from agentrl.cluster.nodes import Node, describe, fits, free_nodes, own_host
 from agentrl.cluster.process import RayProcess
 from agentrl.process.place import Place, PlaceLostError, ProcessLaunch, Role
 from agentrl.process.threads import run_in_thread
@@ -43,14 +44,19 @@ class _Seats:
 class RayPlace:
     """A share of a node: an actor that starts children there."""
 
-    def __init__(self, calls: ActorCalls, host: str, seats: _Seats) -> None:
-        self._calls, self._host, self._seats = calls, host, seats
+    def __init__(self, calls: ActorCalls, host: str, seats: _Seats, team: str) -> None:
+        self._calls, self._host, self._seats, self.team = calls, host, seats, team
         self.is_closed = False
 
     @property
     def host(self) -> str:
         """Address of the node."""
         return self._host
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was neither given back nor lost, as far as this process knows."""
+        return not self.is_closed and self._calls.lost is None
 
     async def start(self, launch: ProcessLaunch) -> RayProcess:
         """Start a child there. Raises OSError, PlaceLostError."""
@@ -76,8 +82,8 @@ class RayPlace:
 class RayPlaces:
     """Places of one run, which joins a cluster for it.
 
-    A member of an elastic role has a placement group of its own, on whatever node has room, best on one that has few
-    others; ranks that work together have one group for all, on as few nodes as have room.
+    A member of a team has a placement group of its own, on the node with room that has the fewest of the team; ranks
+    that work together have one group for all, on as few nodes as have room.
 
     Example: ``places = RayPlaces.open(config)``, ``place = await places.take(Role.WORKER, "worker-1")``.
     """
@@ -86,6 +92,8 @@ class RayPlaces:
     _has_joined: bool
     _taken: list[RayPlace] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _on_the_way: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Members of a team, by it and the address of a node, that have chosen the node and are not there yet."""
 
     @classmethod
     def open(cls, config: RayRuntimeConfig) -> RayPlaces:
@@ -97,14 +105,32 @@ class RayPlaces:
         """Address of this process's node."""
         return own_host()
 
-    async def take(self, role: Role, name: str) -> RayPlace:
-        """A place for one process. Waits for: room. Unblocked by: it, `wait_s`. Raises PlaceLostError."""
-        [place] = await self._seat(role, [name], "SPREAD")
-        return place
+    @property
+    def is_elastic(self) -> bool:
+        """As the recipe says."""
+        return self.config.elastic
+
+    async def take(self, role: Role, name: str, team: str = "") -> RayPlace:
+        """A place for one process.
+
+        Waits for: room. Unblocked by: it; or `wait_s`, in which nobody of its team had a place if the run is elastic.
+        Raises PlaceLostError.
+        """
+        share = resources_of(self.config, role)
+        node = self._least_used(await run_in_thread("nodes", free_nodes), share, team)
+        if node is None:  # whichever has room first
+            return (await self._seat(placement_group([share]), share, [name], team))[0]
+        self._on_the_way[team, node.host] += 1
+        try:
+            group = placement_group([share], strategy="STRICT_PACK", _soft_target_node_id=node.node_id)
+            return (await self._seat(group, share, [name], team))[0]
+        finally:
+            self._on_the_way[team, node.host] -= 1
 
     async def gang(self, role: Role, names: Sequence[str]) -> list[Place]:
         """A place for each of several processes, all or none. Waits and raises as `take` does."""
-        return list(await self._seat(role, names, "PACK"))
+        share = resources_of(self.config, role)
+        return list(await self._seat(placement_group([share] * len(names), strategy="PACK"), share, names, ""))
 
     async def close(self) -> None:
         """Give all places back, and leave the cluster; safe to call twice."""
@@ -115,13 +141,26 @@ class RayPlaces:
             self._has_joined = False
             leave()
 
-    async def _seat(self, role: Role, names: Sequence[str], strategy: str) -> list[RayPlace]:
-        share = resources_of(self.config, role)
-        group = placement_group([share] * len(names), strategy=strategy)
+    def _least_used(self, nodes: Sequence[Node], share: Mapping[str, float], team: str) -> Node | None:
+        """The node with the fewest members of a team, then with the most CPUs free; None if none has room."""
+        members = Counter(place.host for place in self._taken if place.team == team and place.is_there)
+
+        def order(node: Node) -> tuple[float, float]:
+            return members[node.host] + self._on_the_way[team, node.host], -node.resources["CPU"]
+
+        return min((node for node in nodes if fits(share, node.resources)), key=order, default=None)
+
+    def _has_another(self, team: str) -> bool:
+        return team != "" and any(place.team == team and place.is_there for place in self._taken)
+
+    async def _seat(
+        self, group: PlacementGroup, share: Mapping[str, float], names: Sequence[str], team: str
+    ) -> list[RayPlace]:
+        """Places in a group. Waits for: room for all. Unblocked by: it, a deadline."""
         try:
-            await self._wait_for_room(group, share, names)
+            await self._wait_for_room(group, share, names, team)
             seats = _Seats(group, len(names))
-            starts = (self._start(seats, number, name, share) for number, name in enumerate(names))
+            starts = (self._start(seats, number, name, share, team) for number, name in enumerate(names))
             places = await asyncio.gather(*starts)
         except BaseException:
             remove_placement_group(group)  # ends the actors in it, too
@@ -129,19 +168,24 @@ class RayPlaces:
         self._taken = [place for place in self._taken if not place.is_closed] + places
         return places
 
-    async def _wait_for_room(self, group: PlacementGroup, share: Mapping[str, float], names: Sequence[str]) -> None:
-        """Waits for: room for all. Unblocked by: it, `wait_s`."""
-        deadline = asyncio.get_running_loop().time() + self.config.wait_s
+    async def _wait_for_room(
+        self, group: PlacementGroup, share: Mapping[str, float], names: Sequence[str], team: str
+    ) -> None:
+        """Waits for: room for all. Unblocked by: it, or `wait_s` without anybody of the team."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while not await run_in_thread(f"room-{names[0]}", lambda: group.wait(_LOOK_S)):
-            if asyncio.get_running_loop().time() > deadline:
-                free = await run_in_thread("nodes", free_on_nodes)
+            if self.config.elastic and self._has_another(team):
+                began = loop.time()
+            if loop.time() > began + self.config.wait_s:
+                free = await run_in_thread("nodes", free_nodes)
                 raise PlaceLostError(
                     f"no room for {', '.join(names)} in {self.config.wait_s:.0f} s: each asks for {describe(share)}, "
-                    f"and there is free {'; '.join(f'{host}: {describe(rest)}' for host, rest in free.items())}. Add "
+                    f"and there is free {'; '.join(f'{node.host}: {describe(node.resources)}' for node in free)}. Add "
                     "nodes, ask for less in [runtime], or raise runtime.wait_s"
                 )
 
-    async def _start(self, seats: _Seats, number: int, name: str, share: Mapping[str, float]) -> RayPlace:
+    async def _start(self, seats: _Seats, number: int, name: str, share: Mapping[str, float], team: str) -> RayPlace:
         """An actor in one seat. Waits for: it to be up. Unblocked by: it, a deadline."""
         others = {resource: amount for resource, amount in share.items() if resource not in ("CPU", "GPU")}
         actor = ray.remote(ProcessActor).options(
@@ -153,7 +197,7 @@ class RayPlaces:
         )
         calls = ActorCalls(actor.remote(os.getcwd()), name)
         try:
-            return RayPlace(calls, await calls.start(_START_S), seats)
+            return RayPlace(calls, await calls.start(_START_S), seats, team)
         except BaseException:
             calls.kill()
             raise

@@ -130,7 +130,7 @@ class Fleet:
 
     def __init__(self, engines: Iterable[Engine], version: PolicyVersion) -> None:
         self.members = {e.name: Member(e, EngineState.HEALTHY, served=[version]) for e in engines}
-        self.newest = version
+        self.newest = self._first = version
         self.restarts = self.distrusted = 0
         self._calls_repeated_before = 0
         self._changed = asyncio.Event()
@@ -204,6 +204,11 @@ class Fleet:
         self._calls_repeated_before += member.engine.repeated_calls.total()
         member.replace_by(engine)
         self._move(member, EngineState.STALE, "restarted, holds its first weights")
+
+    def joined(self, engine: Engine) -> None:
+        """One more engine, which holds the first weights; it must prove newer ones."""
+        member = self.members[engine.name] = Member(engine, EngineState.STARTING, served=[self._first])
+        self._move(member, EngineState.STALE, "has joined, holds its first weights")
 
     @contextmanager
     def held(self, name: str) -> Iterator[None]:

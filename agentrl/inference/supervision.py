@@ -25,7 +25,7 @@ class FleetSupervisor:
         self._fleet, self._keeper, self._config = fleet, keeper, config
 
     async def run(self) -> None:
-        """Watch every engine.
+        """Watch every engine, and those that join.
 
         Waits for: probes and the ends of processes. Unblocked by: cancellation, or the death of the last
         engine that can come back.
@@ -35,8 +35,12 @@ class FleetSupervisor:
             EngineTakenError: one belongs to another run.
         """
         async with asyncio.TaskGroup() as watches:
-            for name in self._fleet.members:
-                watches.create_task(self._watch(name), name=f"watch-{name}")
+            watched: set[str] = set()
+            while True:
+                for name in self._fleet.members.keys() - watched:
+                    watches.create_task(self._watch(name), name=f"watch-{name}")
+                    watched.add(name)
+                await self._fleet.wait_for_change()
 
     async def _watch(self, name: str) -> None:
         """Waits for: one engine's death, then its return. Unblocked by: `_revive` giving up."""

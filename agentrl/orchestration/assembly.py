@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -39,13 +40,14 @@ from agentrl.scoring.snapshots import SnapshotTeacher
 from agentrl.scoring.tier import ScoringTier
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Canary, WeightsManifest
-from agentrl.types.errors import ConfigError, EpisodeError
+from agentrl.types.errors import ConfigError, EngineError, EpisodeError
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.adapter import ADAPTER_FOLDER
 from agentrl.weights.publisher import StagedPublisher
 
+_log = logging.getLogger(__name__)
 _CANARY_TEXT = "Name three rivers of Europe, and say how much 17 and 25 are."
 
 
@@ -201,7 +203,9 @@ class _Assembly:
         routers = {name: parts.serving.router for name, parts in policies.items()}
         snapshots = await self._start_snapshots()
         tier = await self._open_tier(policies, snapshots)
+        pool = build_pool(config, self.run.logs, routers, chats, self.hosts, journal, self.places, tier.played)
         services = [service for parts in policies.values() for service in parts.serving.services]
+        admissions = [partial(_admit, self.runtime, n, parts.serving.fleet, pool) for n, parts in policies.items()]
         return RunParts(
             config=config,
             run=self.run,
@@ -210,7 +214,7 @@ class _Assembly:
             policies=policies,
             hosts=self.hosts,
             buffer=buffer,
-            pool=build_pool(config, self.run.logs, routers, chats, self.hosts, journal, self.places, tier.played),
+            pool=pool,
             scoring=Scoring(build_scorers(config), journal.buffer, tier),
             evaluator=evaluator.result() if evaluator else None,
             recorder=self.recorder,
@@ -218,7 +222,7 @@ class _Assembly:
             journal=journal,
             keeper=self.keeper,
             snapshots=tuple(snapshots.values()),
-            services=(*services, feed.run, tier.run, *(snapshot.run for snapshot in snapshots.values())),
+            services=(*services, *admissions, feed.run, tier.run, *(snapshot.run for snapshot in snapshots.values())),
         )
 
     async def _start_snapshots(self) -> dict[str, SnapshotTeacher]:
@@ -319,6 +323,16 @@ class _Assembly:
                 steps = self.config.steps - self.start.versions[policy].step
                 bounds[policy] = steps * config.groups_per_step - len(redone | waiting)
         return bounds
+
+
+async def _admit(runtime: Runtime, policy: str, fleet: Fleet, pool: WorkerPool) -> None:
+    """Waits for: workers, then for engines that find room late, which join the fleet. Ends by cancellation."""
+    await pool.until_up()
+    while True:
+        try:
+            fleet.joined(await runtime.late_engine(policy))
+        except EngineError as error:
+            _log.warning("an engine has not joined: %s", error)
 
 
 async def _canary(chat: ChatFormat, trainer: Trainer | None) -> Canary | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
+from collections.abc import Coroutine
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from agentrl.inference.client import EngineClient
@@ -36,6 +39,8 @@ class ProcessRuntime:
         self._restarts: Counter[str] = Counter()
         self._trainers: list[TrainerHandle] = []
         self._watches: list[asyncio.Task[None]] = []
+        self._later: dict[str, list[partial[Coroutine[None, None, Engine]]]] = {}
+        self._late: dict[str, set[asyncio.Task[Engine]]] = {}
         self._irreplaceable_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> list[Engine]:
@@ -46,11 +51,33 @@ class ProcessRuntime:
             async with asyncio.TaskGroup() as attaching:
                 tasks = [attaching.create_task(self._attach(attachment)) for attachment in found]
             return [task.result() for task in tasks]
-        starts = (
-            self._launch(policy, f"engine-{policy}-{number}", model, version, number, config.publish.pause_mode)
+        starts = [
+            partial(
+                self._launch, policy, f"engine-{policy}-{number}", model, version, number, config.publish.pause_mode
+            )
             for number in range(config.engine.count)
-        )
-        return list(await asyncio.gather(*starts))
+        ]
+        if self._places.is_elastic:
+            # The others might take the room of what the run cannot begin without.
+            self._later[policy] = starts[1:]
+            starts = starts[:1]
+        return list(await asyncio.gather(*(start() for start in starts)))
+
+    async def late_engine(self, policy: str) -> Engine:
+        """Waits for: an engine of a policy that has found room by now. Unblocked by: it; never if there is none.
+
+        Raises:
+            ConfigError, EngineError: it found room and did not start.
+        """
+        late = self._late.setdefault(policy, set())
+        late.update(asyncio.create_task(start()) for start in self._later.pop(policy, ()))
+        if not late:
+            never: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
+            return await never
+        done, _ = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        first = done.pop()
+        late.remove(first)
+        return first.result()
 
     async def start_side_engine(self, role: str, policy: str, model: Path, version: PolicyVersion) -> Engine:
         """An engine apart from the rollouts', whose weights whoever asks for it alone decides."""
@@ -124,9 +151,10 @@ class ProcessRuntime:
 
     async def close(self) -> None:
         """End everything; safe to call twice."""
-        for task in self._watches:
+        ending = [*self._watches, *chain.from_iterable(self._late.values())]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         # First, since others wait for these.
         await asyncio.gather(*(let_go(client) for _, client in self._attached.values()))
         await asyncio.gather(*(trainer.close() for trainer in self._trainers))
@@ -168,7 +196,10 @@ class ProcessRuntime:
     async def _start(self, launch: EngineLaunch) -> Engine:
         """Raises ConfigError or EngineError."""
         try:
-            place = await self._places.take(Role.ENGINE, launch.name)
+            # One apart from the rollouts' is of no team: nothing does its work while it waits.
+            is_apart = launch.number >= launch.config.count
+            team = launch.name if is_apart else f"engine-{launch.policy}"
+            place = await self._places.take(Role.ENGINE, launch.name, team)
         except PlaceLostError as error:
             raise EngineError(f"engine {launch.name} could not be started: {error}") from error
         self._taken[launch.name] = [place]

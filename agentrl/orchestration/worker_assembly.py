@@ -60,7 +60,8 @@ def build_pool(
         return await start_process(Role.WORKER, name, config, logs, hosts, routers, end_session, journals, places)
 
     if count > 0:
-        return WorkerPool(start, count, journals, config.rollout.max_attempts, end_session, on_turn)
+        needed = 1 if places.is_elastic else count
+        return WorkerPool(start, count, journals, config.rollout.max_attempts, end_session, on_turn, needed)
     gateway = LazyGateway()
     runners = build_runners(config, routers, chats, hosts, journal.rollouts, gateway)
     worker = LocalWorker(LOCAL, runners, journals.own, end_session, gateway)
@@ -121,7 +122,7 @@ async def start_process(
 ) -> WorkerProcess:
     """A worker in a process, with a journal and a folder of logs of its own. Raises WorkerLostError or ConfigError."""
     try:
-        place = await places.take(role, name)
+        place = await places.take(role, name, team=role)
     except PlaceLostError as error:
         raise WorkerLostError("crashed", f"{name} could not be started: {error}") from error
     silence_s, claim = config.rollout.worker_silence_s, journals.claim

@@ -66,7 +66,7 @@ class WorkerPool:
     is on record and under a new token, while the others never stop; a new process takes the lost one's place. One that
     has cost more than `max_losses` workers ends as failed, and costs the run no more: the loss of a worker counts for
     the episode that it ran at that moment, and for all that it had if that is not known. `start` makes the worker of a
-    place, counted from 0.
+    place, counted from 0. The first episode waits until `num_needed` are up, which is all of them unless it is given.
     """
 
     def __init__(
@@ -77,8 +77,10 @@ class WorkerPool:
         max_losses: int,
         end_session: SessionEnd,
         on_turn: TurnListener | None = None,
+        num_needed: int | None = None,
     ) -> None:
         self._start, self._num_workers, self._on_turn = start, num_workers, on_turn
+        self._num_needed = num_workers if num_needed is None else num_needed
         self._journals, self._max_losses, self._end_session = journals, max_losses, end_session
         self._workers: dict[int, RolloutWorker] = {}
         self._held: dict[str, _Held] = {}
@@ -109,6 +111,10 @@ class WorkerPool:
         finally:
             await asyncio.gather(*(worker.close() for worker in self._workers.values()))
             self._workers.clear()
+
+    async def until_up(self) -> None:
+        """Waits for: the workers that the first episode waits for."""
+        await self._are_up.wait()
 
     async def play(
         self, ticket: Ticket, entries: tuple[PackedEntry, ...], on_generated: Callable[[], Awaitable[None]]
@@ -208,7 +214,7 @@ class WorkerPool:
             if self._is_over:
                 worker.end()
             self._changed.set()
-            if len(self._workers) == self._num_workers:
+            if len(self._workers) >= self._num_needed:
                 self._are_up.set()
             try:
                 while True:

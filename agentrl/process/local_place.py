@@ -104,7 +104,12 @@ class LocalPlaces:
         """Loopback's address."""
         return LOOPBACK
 
-    async def take(self, role: Role, name: str) -> LocalPlace:
+    @property
+    def is_elastic(self) -> bool:
+        """There is always room."""
+        return False
+
+    async def take(self, role: Role, name: str, team: str = "") -> LocalPlace:
         """The place."""
         return LocalPlace()
 

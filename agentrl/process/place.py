@@ -129,8 +129,15 @@ class Places(Protocol):
     def host(self) -> str:
         """Address at which places reach what listens on this process's machine; loopback's if they are all there."""
 
-    async def take(self, role: Role, name: str) -> Place:
+    @property
+    def is_elastic(self) -> bool:
+        """Whether a run begins with one member of each team, and the others come as there is room."""
+
+    async def take(self, role: Role, name: str, team: str = "") -> Place:
         """A place for one process, whose name is for messages; whoever takes it closes it.
+
+        Members of a `team` are on different machines as far as there is room. If places are elastic, they do for each
+        other as well: while one has a place the others wait for theirs.
 
         Waits for: room. Unblocked by: it, or a deadline.
 

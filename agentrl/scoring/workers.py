@@ -109,7 +109,7 @@ def worker_start(config: TurnScorerConfig, setting: ScorerSetting, logs: Path, p
     async def in_process() -> ScoringWorker:
         name = f"scorer-{config.name}-{next(numbers)}"
         try:
-            place = await places.take(Role.SCORER, name)
+            place = await places.take(Role.SCORER, name, team=f"scorer-{config.name}")
         except PlaceLostError as error:
             raise EpisodeError(Boundary.SCORER, "died", f"{name} did not start: {error}") from error
         try:

@@ -154,7 +154,12 @@ class PumpedPlaces:
         """Loopback."""
         return LOOPBACK
 
-    async def take(self, role: Role, name: str) -> PumpedPlace:
+    @property
+    def is_elastic(self) -> bool:
+        """There is always room."""
+        return False
+
+    async def take(self, role: Role, name: str, team: str = "") -> PumpedPlace:
         """A place of its own."""
         place = self.taken[name] = PumpedPlace()
         return place

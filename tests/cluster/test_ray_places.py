@@ -220,6 +220,21 @@ async def test_an_engine_without_a_gpu_to_be_had_is_refused_with_what_is_there(c
     await places.close()
 
 
+async def test_of_an_elastic_run_a_member_waits_for_room_as_long_as_its_team_has_another(cluster, gpus):
+    node = cluster.add_node(NodeShape(gpus=1))
+    places = RayPlaces.open(gpus.model_copy(update={"elastic": True}))
+    first = await places.take(Role.ENGINE, "engine-0", "engines")
+    second = asyncio.create_task(places.take(Role.ENGINE, "engine-1", "engines"))
+    await asyncio.wait({second}, timeout=3 * gpus.wait_s)
+    assert not second.done()
+    cluster.kill_node(node)
+    with pytest.raises(PlaceLostError, match=first.host):
+        await asyncio.wait_for(first.free_port(), DEADLINE_S)
+    with pytest.raises(PlaceLostError, match="no room for engine-1 in 3 s"):
+        await asyncio.wait_for(second, DEADLINE_S)
+    await places.close()
+
+
 async def spare(cluster: VirtualCluster, config: RayRuntimeConfig) -> tuple[RayPlaces, RayPlace, VirtualMachine]:
     """A place that only a node which joins while it is waited for can give."""
     places = RayPlaces.open(config.model_copy(update={"engines": MemberResources(resources={"spare": 1})}))

@@ -38,8 +38,12 @@ class ScriptedPlaces:
     def host(self) -> str:
         return self.places.host
 
-    async def take(self, role: Role, name: str) -> Place:
-        return _ScriptedPlace(await self.places.take(role, name))
+    @property
+    def is_elastic(self) -> bool:
+        return self.places.is_elastic
+
+    async def take(self, role: Role, name: str, team: str = "") -> Place:
+        return _ScriptedPlace(await self.places.take(role, name, team))
 
     async def gang(self, role: Role, names: Sequence[str]) -> list[Place]:
         return await self.places.gang(role, names)

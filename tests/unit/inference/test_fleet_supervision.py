@@ -265,3 +265,20 @@ def test_the_run_ends_when_no_engine_can_come_back_and_not_before() -> None:
         supervised(play, Keeper(restarts=0))
     message = str(caught.value.exceptions[0])
     assert "no engine is left: a: a ended (signal 9); started anew too often (in the phase generate); b: " in message
+
+
+def test_an_engine_that_joins_waits_for_weights_and_is_watched() -> None:
+    async def play(fleet: Fleet, engines: list[ProbedEngine], keeper: Keeper) -> None:
+        await asyncio.sleep(1.0)
+        fleet.joined(ProbedEngine("c"))  # type: ignore[arg-type]
+        assert fleet.stale == ["c"]
+        assert fleet.healthy == ["a", "b"]
+        fleet.begin_proof("c", SECOND)
+        fleet.proven("c")
+        assert "c" in fleet.healthy
+        await asyncio.sleep(1.0)
+        keeper.end("c")
+        await asyncio.sleep(0.1)
+        assert fleet.members["c"].state is EngineState.DEAD
+
+    supervised(play)
