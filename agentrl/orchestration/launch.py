@@ -299,6 +299,8 @@ def _look_at_files(config: RunConfig, run: RunDirectory, state: RunState | None,
     for change in changes(run.path, state.files):
         _log.warning("%s", change)
     for name, loss in losses(run.path, state.files, config.journal.keep_bytes).items():
+        if "/claim-" in name:
+            continue  # this process's own has taken its place
         if not name.endswith(".journal"):
             _log.warning("%s; restore it from a copy; going on without", loss)
         elif not is_salvaged:
