@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from agentrl.inference.ownership import check_swaps_in_place, release, take, wak
 from agentrl.orchestration.commands import EngineLaunch, engine_command
 from agentrl.process.place import Place, PlacedProcess, PlaceLostError, ProcessLaunch
 from agentrl.process.starting import tail
-from agentrl.types.errors import ConfigError, EngineError
+from agentrl.types.errors import ConfigError, EngineError, EnginesLostError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
 
@@ -40,13 +41,14 @@ class EngineProcess:
 
         Raises:
             ConfigError: it ended by itself while starting; carries the end of its log.
-            EngineError: it did not answer in time, or its place is gone.
+            EnginesLostError: it was killed while starting, or its place is gone.
+            EngineError: it did not answer in time.
         """
         try:
             port = await place.free_port()
             process = await place.start(_process_launch(launch, port, place.host))
         except PlaceLostError as error:
-            raise EngineError(f"engine {launch.name} could not be started: {error}") from error
+            raise EnginesLostError(f"engine {launch.name} could not be started: {error}") from error
         url = f"http://{place.host}:{port}"
         calls = EngineClient(launch.name, url, client, launch.pause_mode, launch.token, launch.mark)
         engine = cls(launch, process, calls)
@@ -87,11 +89,13 @@ class EngineProcess:
             ) from None
 
     async def _poll_until_up(self, log: Path) -> None:
-        """Waits for: health. Unblocked by: it, or the end of the process, which raises ConfigError."""
+        """Waits for: health. Unblocked by: it, or the end of the process. Raises ConfigError, EnginesLostError."""
         while not await _succeeds(self.client.probe):
             if self._process.returncode is not None:
-                how = self._process.how_it_ended()
-                raise ConfigError(f"engine {self._launch.name} did not start ({how}):\n{tail(log)}")
+                words = f"engine {self._launch.name} did not start ({self._process.how_it_ended()}):\n{tail(log)}"
+                # What somebody killed, or was lost with its place, starts elsewhere or another time.
+                is_lost = self._process.returncode == -signal.SIGKILL
+                raise EnginesLostError(words) if is_lost else ConfigError(words)
             await asyncio.sleep(_POLL_S)
 
 

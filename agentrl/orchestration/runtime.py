@@ -125,6 +125,8 @@ class ProcessRuntime:
     async def revive_engine(self, name: str) -> Engine:
         """Start a dead engine anew from its first weights, or wait until somebody else has.
 
+        One that is lost while it starts is started once more.
+
         Raises:
             EngineError: it was started too often, or did not start.
             EngineTakenError: another run has it by now.
@@ -135,15 +137,19 @@ class ProcessRuntime:
             return await self._attach(attachment)
         launch = self._launches[name]
         await self._processes[name].close()
+        reason = ""
+        while self._restarts[name] < launch.config.max_restarts:
+            self._restarts[name] += 1
+            await self._give_back(name)
+            try:
+                return await self._start(launch)
+            except EnginesLostError as error:
+                reason = f"; {error}"
+            except ConfigError as error:
+                raise EngineError(str(error)) from error
         await self._give_back(name)
-        if self._restarts[name] >= launch.config.max_restarts:
-            limit = launch.config.max_restarts
-            raise EngineError(f"engine.max_restarts = {limit} allows no further start; look at its log")
-        self._restarts[name] += 1
-        try:
-            return await self._start(launch)
-        except ConfigError as error:
-            raise EngineError(str(error)) from error
+        limit = launch.config.max_restarts
+        raise EngineError(f"engine.max_restarts = {limit} allows no further start; look at its log{reason}")
 
     async def watch(self) -> None:
         """Waits for: the death of the evaluation's engine, which nothing replaces. Raises EnginesLostError then."""
@@ -194,14 +200,14 @@ class ProcessRuntime:
         return client
 
     async def _start(self, launch: EngineLaunch) -> Engine:
-        """Raises ConfigError or EngineError."""
+        """Raises ConfigError or EngineError; EnginesLostError if it, or its place, is lost meanwhile."""
         try:
             # One apart from the rollouts' is of no team: nothing does its work while it waits.
             is_apart = launch.number >= launch.config.count
             team = launch.name if is_apart else f"engine-{launch.policy}"
             place = await self._places.take(Role.ENGINE, launch.name, team)
         except PlaceLostError as error:
-            raise EngineError(f"engine {launch.name} could not be started: {error}") from error
+            raise EnginesLostError(f"engine {launch.name} could not be started: {error}") from error
         self._taken[launch.name] = [place]
         process = await EngineProcess.start(launch, self._policy(launch.policy).client, place)
         self._processes[launch.name] = process

@@ -59,7 +59,7 @@ class TrainerHandle:
 
         Raises:
             ConfigError: the model cannot be loaded.
-            TrainerError: a rank died or was not ready in time.
+            TrainerLostError: a rank or its place was lost, or was not ready in time.
         """
         # Beside the logs, where what a kill leaves is in nobody's way; the file of ranks that are gone misleads others.
         rendezvous = logs.absolute() / f"trainer-{policy}.rendezvous"
@@ -78,7 +78,7 @@ class TrainerHandle:
             await handle._start_ranks(spec, logs, places or [LocalPlace()] * config.ranks)
         except PlaceLostError as error:
             handle.kill()
-            raise TrainerError(f"trainer of policy '{policy}': {error}") from error
+            raise TrainerLostError(f"trainer of policy '{policy}': {error}") from error
         except BaseException:
             handle.kill()
             raise

@@ -15,8 +15,9 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.engines import EngineProcess, attachments
 from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.process.local_place import LocalPlace, LocalPlaces
-from agentrl.testing.pumped_place import PumpedPlaces
-from agentrl.types.errors import ConfigError, EngineError
+from agentrl.process.place import Role
+from agentrl.testing.pumped_place import PumpedPlace, PumpedPlaces
+from agentrl.types.errors import ConfigError, EngineError, EnginesLostError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
 from tests.integration import runs
@@ -122,3 +123,46 @@ async def test_the_loss_of_an_engines_place_is_its_end_and_places_are_given_back
     finally:
         await runtime.close()
     assert places.taken["engine-main-evaluation"].is_closed
+
+
+class PlacesThatFail(PumpedPlaces):
+    """The first places that are taken after `num_lost` was set are lost before anything starts there."""
+
+    num_lost = 0
+
+    async def take(self, role: Role, name: str) -> PumpedPlace:
+        place = await super().take(role, name)
+        if self.num_lost:
+            self.num_lost -= 1
+            place.lose()
+        return place
+
+
+async def test_an_engine_whose_next_place_is_lost_too_is_started_at_the_one_behind_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = tomllib.loads(runs.RECIPE)
+    settings["policies"]["main"] |= {"model": str(tiny_model), "engine": {"kind": "embedded", "max_restarts": 2}}
+    places = PlacesThatFail()
+    runtime = ProcessRuntime(parse_config(RunConfig, settings, "test"), tmp_path, places)
+    try:
+        await runtime.start_engines("main", tiny_model, FIRST)
+        places.num_lost = 1
+        places.taken["engine-main-0"].lose()
+        engine = await runtime.revive_engine("engine-main-0")
+        assert await engine.probe() == FIRST
+        with pytest.raises(EngineError, match=r"engine.max_restarts = 2 allows no further start"):
+            await runtime.revive_engine("engine-main-0")
+    finally:
+        await runtime.close()
+
+
+async def test_a_run_that_loses_an_engine_as_it_starts_may_be_started_again(tiny_model: Path, tmp_path: Path) -> None:
+    settings = tomllib.loads(runs.RECIPE)
+    settings["policies"]["main"] |= {"model": str(tiny_model)}
+    places = PlacesThatFail()
+    places.num_lost = 1
+    runtime = ProcessRuntime(parse_config(RunConfig, settings, "test"), tmp_path, places)
+    with pytest.raises(EnginesLostError, match=r"engine-main-0 could not be started: .* its place is gone"):
+        await runtime.start_engines("main", tiny_model, FIRST)
+    await runtime.close()
