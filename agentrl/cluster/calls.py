@@ -69,6 +69,6 @@ class ActorCalls:
 
 
 def _reason(error: RayActorError) -> str:
-    """The last line of Ray's account. Example: ``The actor is dead because its node has died.``"""
+    """The first sentence of the last line of Ray's account. Example: ``The actor is dead because its node has died``"""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines[-1].partition(". ")[0].rstrip(".") if lines else type(error).__name__
