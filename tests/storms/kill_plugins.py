@@ -11,12 +11,18 @@ from pathlib import Path
 
 from agentrl.protocols import Scaffold, ScaffoldContext
 from agentrl.types.environment import StepResult
-from agentrl.types.message import Message
+from agentrl.types.message import Message, Role, ToolCall
 from agentrl.types.task import Task
 from agentrl_environments.sql import definition as sql
 from agentrl_environments.sql.environment import SqlEnvironment
 from agentrl_environments.sql.tasks import SqlOptions
 from tests.storms.run_account import SESSIONS_SUFFIX
+
+SCRIPT: tuple[tuple[str, dict[str, str]], ...] = (
+    ("schema", {}),
+    ("query", {"sql": "SELECT count(*) FROM sqlite_master"}),
+    ("query", {"sql": "SELECT name FROM sqlite_master"}),
+)
 
 
 class CountingOptions(SqlOptions):
@@ -82,3 +88,17 @@ class Alternating(Scaffold):
                 return
             for waiting in unseen.values():
                 waiting += result.messages
+
+
+class Scripted(Scaffold):
+    """Has the policy say something in each turn, and calls tools by a script: for policies that cannot call any."""
+
+    async def run(self, context: ScaffoldContext) -> None:
+        """Play one episode to its end."""
+        opening = await context.start()
+        messages = opening.messages
+        for name, arguments in SCRIPT:
+            await context.generate(messages, opening.tools)
+            messages = (await context.step(Message(Role.ASSISTANT, "", (ToolCall("", name, arguments),)))).messages
+        answer = await context.generate(messages, opening.tools)
+        await context.step(Message(Role.ASSISTANT, f"the answer is {len(answer.content)}"))

@@ -144,7 +144,7 @@ class KilledRun:
             RuntimeError: it ended otherwise.
         """
         if point.startswith("run."):
-            self._bound_steps()
+            self.bound_steps()
         process = self.start(f"{point}:{count}")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_DEADLINE_S)
@@ -158,20 +158,21 @@ class KilledRun:
 
     def finish(self) -> None:
         """Let the run take some more steps and end in order; every episode must be on its ledger then, and archived."""
-        self._bound_steps()
+        self.bound_steps()
         sessions = len(self._sessions())
         process = self.start()
         if process.wait(_DEADLINE_S) != 0:
             raise RuntimeError(f"the run did not finish:\n{self.output()}")
-        self._wait_for_nobody()
+        self.wait_for_nobody()
         self.verdict.close()
         self.account = account_of(self.run, self.verdict.tokens, self._sessions()[sessions:], self.temporary)
 
-    def _bound_steps(self) -> None:
-        """The next start is to come to the run's end."""
+    def bound_steps(self) -> int:
+        """The next start is to come to the run's end, at the step that this gives."""
         config = self.run / "config.json"
         step = max((int(path.parent.name) for path in self.run.glob("checkpoints/*/*/progress.json")), default=0)
         config.write_text(re.sub(r'"steps": \d+', f'"steps": {step + 8}', config.read_text(), count=1))
+        return step + 8
 
     def _sessions(self) -> list[str]:
         file = (self.folder / "count.txt").with_suffix(SESSIONS_SUFFIX)
@@ -186,14 +187,16 @@ class KilledRun:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        self._wait_for_nobody()
+        self.wait_for_nobody()
         self.kills += 1
         if self.run.is_dir():
             self.verdict.look()
 
     def _arguments(self) -> list[str]:
-        if self.run.is_dir():
-            return ["resume", str(self.run)]
+        return ["resume", str(self.run)] if self.run.is_dir() else self.train_arguments()
+
+    def train_arguments(self) -> list[str]:
+        """What starts it, behind the program's name; writes its recipe."""
         recipe = self.folder / "recipe.toml"
         recipe.write_text(RECIPE)
         return [
@@ -231,7 +234,8 @@ class KilledRun:
                     found.append((int(entry.name), line))
         return found
 
-    def _wait_for_nobody(self) -> None:
+    def wait_for_nobody(self) -> None:
+        """Waits for: the end of all its processes. Unblocked by: that, or a deadline, which raises RuntimeError."""
         until = time.monotonic() + _DEADLINE_S
         while self.processes():
             if time.monotonic() > until:
