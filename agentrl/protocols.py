@@ -255,9 +255,10 @@ class Scaffold(Protocol):
 
 
 class RolloutWorker(Closing, Protocol):
-    """Plays episodes, in this process or in another: assignments in, events out."""
+    """Plays episodes, here or on another `node`, where their live sessions are: assignments in, events out."""
 
     name: str
+    node: str
 
     async def assign(self, assignment: Assignment) -> None:
         """Play an episode; all that becomes of it is told by events that bear its token."""

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 
 from agentrl import codec
-from agentrl.cluster.nodes import own_host
+from agentrl.cluster.nodes import Node, own_host, own_node
 from agentrl.cluster.stream import ByteStream
 from agentrl.process.local_place import LocalPlace, LocalProcess
 from agentrl.process.place import ProcessLaunch
@@ -52,9 +52,9 @@ class ProcessActor:
         self._place = LocalPlace()
         self._children: dict[int, _Child] = {}
 
-    async def host(self) -> str:
-        """Address of this node."""
-        return own_host()
+    async def node(self) -> Node:
+        """The node that this is on."""
+        return own_node()
 
     async def free_port(self) -> int:
         """A port of this node that nobody listens on now."""

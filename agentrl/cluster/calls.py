@@ -7,8 +7,9 @@ import contextlib
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayError
 
+from agentrl.cluster.nodes import Node
 from agentrl.process.place import PlaceLostError
 
 CALL_S = 60.0
@@ -26,14 +27,15 @@ class ActorCalls:
         self._host = ""
         self.lost: str | None = None
 
-    async def start(self, deadline_s: float) -> str:
-        """Address of the actor's node. Waits for: the actor to be up. Unblocked by: it, the deadline.
+    async def start(self, deadline_s: float) -> Node:
+        """The actor's node. Waits for: the actor to be up. Unblocked by: it, the deadline.
 
         Raises:
             PlaceLostError: it did not come up.
         """
-        self._host = await self.call("host", deadline_s=deadline_s)
-        return self._host
+        node: Node = await self.call("node", deadline_s=deadline_s)
+        self._host = node.host
+        return node
 
     async def call(self, method: str, *arguments: object, deadline_s: float = CALL_S) -> Any:
         """The method's result. Waits for: it. Unblocked by: it, the actor's end, the deadline.
@@ -51,6 +53,8 @@ class ActorCalls:
                 self._lose(f"{self._where} cannot be reached")
             except RayActorError as error:
                 self._lose(f"{self._where} has lost the place: {_reason(error)}")
+            except ActorUnschedulableError as error:
+                self._lose(f"{self._where} is gone: {_reason(error)}")
         raise PlaceLostError(f"{self._name}: {self.lost}")
 
     def kill(self) -> None:
@@ -68,7 +72,7 @@ class ActorCalls:
                 ray.kill(self._actor)
 
 
-def _reason(error: RayActorError) -> str:
+def _reason(error: RayError) -> str:
     """The first sentence of the last line of Ray's account. Example: ``The actor is dead because its node has died``"""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].partition(". ")[0].rstrip(".") if lines else type(error).__name__

@@ -21,6 +21,7 @@ from agentrl.types.errors import ConfigError
 
 _PROBE_S = 120.0
 _LEAST_FREE_BYTES = 500_000_000
+_WHOLE = (Role.TRAINER, Role.ENVIRONMENT)  # of which a run has all from its start
 _VERSIONS = ("Python", "Ray", "agentrl")
 
 
@@ -40,7 +41,7 @@ def check_resources(config: RayRuntimeConfig, members: Mapping[Role, int], nodes
                 f"no node of the cluster has what a member of runtime role '{role}' asks for, {describe(share)}. There "
                 f"is {there}. Add a node that has it, or ask for less in [runtime]"
             )
-        number = min(number, 1) if config.elastic and role is not Role.TRAINER else number
+        number = min(number, 1) if config.elastic and role not in _WHOLE else number
         for name, amount in share.items():
             needed[name] = needed.get(name, 0) + number * amount
     if not fits(needed, _total(nodes)):
@@ -50,7 +51,7 @@ def check_resources(config: RayRuntimeConfig, members: Mapping[Role, int], nodes
         raise ConfigError(
             f"the recipe asks for more than the cluster has: {asked}, which is {describe(needed)} in all; there is "
             f"{there}. Add nodes, ask for less in [runtime], or set runtime.elastic = true, which starts with one "
-            "member of each role beside the trainer ranks and adds the others as nodes join"
+            "member of each role beside trainer ranks and environment servers, and adds the others as nodes join"
         )
 
 

@@ -58,9 +58,12 @@ class RayRuntimeConfig(SharingConfig):
     """What the worker takes that plays evaluations."""
     scorers: MemberResources = MemberResources()
     """What a worker takes that scores turns."""
+    environments: MemberResources = MemberResources()
+    """What a server takes of an environment that is placed ``served``."""
     elastic: bool = False
-    """Start with what the cluster has, which is all trainer ranks and one member of each other role at least; more
-    members start as nodes join. Otherwise all that the recipe asks for has to be there before the run starts."""
+    """Start with what the cluster has, which is all trainer ranks and environment servers, and one member of each other
+    role at least; more members start as nodes join. Otherwise all that the recipe asks for has to be there before the
+    run starts."""
     max_resumes: Annotated[int, Field(ge=0)] = 3
     """How often in a row, without a step in between, the run goes on by itself from its last checkpoint and its journal
     once its trainer or the last engine of a policy is gone."""
@@ -99,6 +102,7 @@ def resources_of(config: RayRuntimeConfig, role: Role) -> dict[str, float]:
         Role.WORKER: config.workers,
         Role.EVALUATOR: config.evaluator,
         Role.SCORER: config.scorers,
+        Role.ENVIRONMENT: config.environments,
     }
     taken = members[role]
     gpus = {"GPU": taken.gpus} if taken.gpus else {}

@@ -35,8 +35,13 @@ def own_host() -> str:
     return host
 
 
+def own_node() -> Node:
+    """The node that this process is on, without what it has to give."""
+    return Node(ray.get_runtime_context().get_node_id(), own_host(), {})
+
+
 def free_nodes() -> list[Node]:
-    """The same with what is not taken of each. Asks the head."""
+    """The live ones with what is not taken of each. Asks the head."""
     free = ray._private.state.available_resources_per_node()
     return [Node(node.node_id, node.host, _given(free.get(node.node_id, {}))) for node in live_nodes()]
 

@@ -7,11 +7,12 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from agentrl import codec
 from agentrl.cluster.actor import ProcessActor, Started
@@ -44,14 +45,21 @@ class _Seats:
 class RayPlace:
     """A share of a node: an actor that starts children there."""
 
-    def __init__(self, calls: ActorCalls, host: str, seats: _Seats, team: str) -> None:
-        self._calls, self._host, self._seats, self.team = calls, host, seats, team
+    def __init__(
+        self, calls: ActorCalls, node: Node, seats: _Seats | None, team: str, variables: frozenset[str]
+    ) -> None:
+        self._calls, self._node, self._seats, self.team, self._variables = calls, node, seats, team, variables
         self.is_closed = False
 
     @property
     def host(self) -> str:
         """Address of the node."""
-        return self._host
+        return self._node.host
+
+    @property
+    def node(self) -> str:
+        """Id of the node."""
+        return self._node.node_id
 
     @property
     def is_there(self) -> bool:
@@ -60,9 +68,11 @@ class RayPlace:
 
     async def start(self, launch: ProcessLaunch) -> RayProcess:
         """Start a child there. Raises OSError, PlaceLostError."""
+        ours = {name: os.environ[name] for name in self._variables if name in os.environ}
+        launch = replace(launch, environment={**ours, **launch.environment})
         started: Started = await self._calls.call("start", codec.encode(launch))
         if not started.pid:
-            raise OSError(started.error_number, f"{started.error} (on node {self._host})")
+            raise OSError(started.error_number, f"{started.error} (on node {self.host})")
         return await RayProcess.of(self._calls, started.pid, launch.has_socket)
 
     async def free_port(self) -> int:
@@ -75,7 +85,8 @@ class RayPlace:
         if not self.is_closed:
             self.is_closed = True
             self._calls.kill()
-            self._seats.give_back()
+            if self._seats is not None:
+                self._seats.give_back()
 
 
 @dataclass(slots=True)
@@ -90,15 +101,19 @@ class RayPlaces:
 
     config: RayRuntimeConfig
     _has_joined: bool
+    _variables: frozenset[str]
     _taken: list[RayPlace] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _on_the_way: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Members of a team, by it and the address of a node, that have chosen the node and are not there yet."""
 
     @classmethod
-    def open(cls, config: RayRuntimeConfig) -> RayPlaces:
-        """Join the cluster. Takes seconds, on the main thread. Raises ConfigError."""
-        return cls(config, join(config))
+    def open(cls, config: RayRuntimeConfig, variables: frozenset[str] = frozenset()) -> RayPlaces:
+        """Join the cluster; children have those of the `variables` that this process's environment has.
+
+        Takes seconds, on the main thread. Raises ConfigError.
+        """
+        return cls(config, join(config), variables)
 
     @property
     def host(self) -> str:
@@ -132,6 +147,14 @@ class RayPlaces:
         share = resources_of(self.config, role)
         return list(await self._seat(placement_group([share] * len(names), strategy="PACK"), share, names, ""))
 
+    async def beside(self, place: Place, name: str) -> RayPlace:
+        """A place on the same node, for which nothing is counted. Raises PlaceLostError."""
+        found = await self._start(
+            name, None, "", num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)
+        )
+        self._note([found])
+        return found
+
     async def close(self) -> None:
         """Give all places back, and leave the cluster; safe to call twice."""
         for place in self._taken:
@@ -160,12 +183,12 @@ class RayPlaces:
         try:
             await self._wait_for_room(group, share, names, team)
             seats = _Seats(group, len(names))
-            starts = (self._start(seats, number, name, share, team) for number, name in enumerate(names))
+            starts = (self._start_in(seats, number, name, share, team) for number, name in enumerate(names))
             places = await asyncio.gather(*starts)
         except BaseException:
             remove_placement_group(group)  # ends the actors in it, too
             raise
-        self._taken = [place for place in self._taken if not place.is_closed] + places
+        self._note(places)
         return places
 
     async def _wait_for_room(
@@ -185,19 +208,29 @@ class RayPlaces:
                     "nodes, ask for less in [runtime], or raise runtime.wait_s"
                 )
 
-    async def _start(self, seats: _Seats, number: int, name: str, share: Mapping[str, float], team: str) -> RayPlace:
-        """An actor in one seat. Waits for: it to be up. Unblocked by: it, a deadline."""
+    async def _start_in(self, seats: _Seats, number: int, name: str, share: Mapping[str, float], team: str) -> RayPlace:
+        """An actor in one seat."""
         others = {resource: amount for resource, amount in share.items() if resource not in ("CPU", "GPU")}
-        actor = ray.remote(ProcessActor).options(
-            name=f"{name}-{next(self._numbers)}",
+        return await self._start(
+            name,
+            seats,
+            team,
             num_cpus=share["CPU"],
             num_gpus=share.get("GPU", 0),
             resources=others,
             scheduling_strategy=PlacementGroupSchedulingStrategy(seats.group, number),
         )
+
+    async def _start(self, name: str, seats: _Seats | None, team: str, **options: Any) -> RayPlace:
+        """An actor by options of Ray's. Waits for: it to be up. Unblocked by: it, a deadline. Raises PlaceLostError."""
+        actor = ray.remote(ProcessActor).options(name=f"{name}-{next(self._numbers)}", **options)
         calls = ActorCalls(actor.remote(os.getcwd()), name)
         try:
-            return RayPlace(calls, await calls.start(_START_S), seats, team)
+            return RayPlace(calls, await calls.start(_START_S), seats, team, self._variables)
         except BaseException:
             calls.kill()
             raise
+
+    def _note(self, places: list[RayPlace]) -> None:
+        """They are to be closed, and those need not be that were."""
+        self._taken = [place for place in self._taken if not place.is_closed] + places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,9 +17,10 @@ class EnvironmentConfig(ConfigModel):
     """Registered name (``agentrl env list``), or ``module:attribute``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options that the environment declares."""
-    placement: Literal["inline", "process", "venv", "remote"] = "process"
+    placement: Literal["inline", "process", "venv", "remote", "served"] = "process"
     """Where instances run: in killable processes of their own; in such processes by a virtual environment of their own
-    (``venv``), made of what the environment's package and `requirements` ask for; on servers (``remote``); or
+    (``venv``), made of what the environment's package and `requirements` ask for; on servers (``remote``), which the
+    run may start itself, in a cluster on nodes with room (``served``); or
     ``inline``, in the process that plays the episodes. That process then imports the environment, and a call that
     blocks holds up all its episodes; a thread of it samples the tasks."""
     requirements: tuple[str, ...] = ()
@@ -28,6 +29,9 @@ class EnvironmentConfig(ConfigModel):
     servers: tuple[str, ...] = ()
     """URLs of the servers (`agentrl env serve`) of an environment that is placed remote, such as
     ``http://10.0.0.5:8100``; the options are theirs. A new episode goes to the one with the most room."""
+    num_servers: Annotated[int, Field(ge=1)] = 1
+    """Servers that a run starts of an environment that is placed ``served``. Sessions outlive the worker that uses them
+    and its node; with a server its sessions are lost."""
     token_variable: str | None = None
     """Environment variable with the servers' bearer token."""
     interpreter: Path | None = None
@@ -51,6 +55,10 @@ class EnvironmentConfig(ConfigModel):
                 f"'{self.name}' is placed remote, so options and interpreter are those of its servers; leave them out "
                 "here, and give `agentrl env serve` its --options"
             )
+        if self.placement != "served" and self.num_servers != 1:
+            raise ValueError(f'num_servers are those that a run starts; set placement = "served" for {self.name!r}')
+        if self.placement == "served" and self.interpreter is not None:
+            raise ValueError(f"'{self.name}' is placed served, which has no interpreter of its own; leave it out")
         return self
 
     @field_validator("requirements")

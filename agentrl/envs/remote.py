@@ -111,7 +111,9 @@ class RemoteHost:
     def __init__(self, name: str, description: EnvironmentDescription, pool: ServerPool, call_s: float) -> None:
         """`name` is what the servers call it, and `description` theirs: the sessions' handles are the servers' own."""
         self._name = name
-        self.description = replace(description, recovery=replace(description.recovery, has_handles=True))
+        # Sandboxes are the servers' own as well.
+        recovery = replace(description.recovery, has_handles=True)
+        self.description = replace(description, recovery=recovery, needs_sandbox=False)
         self._pool, self._call_s = pool, call_s
 
     async def sample(self, split: Split, seed: int, ordinals: Sequence[int]) -> list[Task]:

@@ -21,7 +21,7 @@ from agentrl.inference.fleet import Fleet
 from agentrl.orchestration.colocated import ColocatedTrainer
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluation import Evaluator, Exam
-from agentrl.orchestration.places import build_places, check_places
+from agentrl.orchestration.places import build_places, check_places, members_of, plays_elsewhere
 from agentrl.orchestration.players import build_hosts, build_scorers, build_tier
 from agentrl.orchestration.program_check import check_forks, check_programs
 from agentrl.orchestration.recorder import Recorder, RunObserver
@@ -29,12 +29,14 @@ from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.orchestration.scoring import Scoring
+from agentrl.orchestration.served import EnvironmentServers
 from agentrl.orchestration.serving import Service, Serving, build_serving, evaluation_transport
 from agentrl.orchestration.worker_assembly import build_evaluation_pool, build_pool, num_processes
 from agentrl.orchestration.worker_pool import WorkerPool
 from agentrl.process.place import Places
 from agentrl.protocols import EnvironmentHost, Runtime, Trainer
-from agentrl.sandbox.starting import SandboxKeeper, sandboxes
+from agentrl.sandbox.keepers import SandboxKeepers
+from agentrl.sandbox.starting import sandboxes
 from agentrl.scorers.self_teacher import SelfTeacherConfig
 from agentrl.scoring.snapshots import SnapshotTeacher
 from agentrl.scoring.tier import ScoringTier
@@ -87,7 +89,7 @@ class RunParts:
     recorder: Recorder
     observer: RunObserver
     journal: RunJournal
-    keeper: SandboxKeeper
+    keepers: SandboxKeepers
     snapshots: tuple[SnapshotTeacher, ...] = ()
     """Earlier versions of policies that teach them."""
     services: tuple[Service, ...] = ()
@@ -102,7 +104,7 @@ class RunParts:
     def counted(self, policy: str) -> dict[str, float]:
         """What was counted of a policy's engines, of workers, scoring and sandboxes since the run's process began."""
         engines, workers = self.policies[policy].serving.metrics(), self.pool.metrics()
-        return {**engines, **workers, **self.scoring.metrics(), **self.keeper.metrics()}
+        return {**engines, **workers, **self.scoring.metrics(), **self.keepers.metrics()}
 
 
 @asynccontextmanager
@@ -121,20 +123,28 @@ async def assembled(
         ending.callback(recorder.close)
         recorder.follow({policy: config.played_by(policy) for policy in config.trained})
         chats = load_chats(config, {name: _first_model(config, start, name) for name in config.policies})
-        keeper = await ending.enter_async_context(sandboxes(config.sandbox, config.name, run.logs / "sandboxes.log"))
-        hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0, on_phase=observer.on_phase)
-        ending.push_async_callback(_close_all, hosts.values())
-        await keeper.start_for(host.description for host in hosts.values())
-        await check_programs(config, hosts)
-        check_forks(config, hosts)
         places = await build_places(config)
         ending.push_async_callback(places.close)
-        await check_places(config, run.path)
+        await check_places(config, run.path, members_of(config))
+        servers = await ending.enter_async_context(EnvironmentServers.started(config, places, run.logs))
+        config = servers.config
+        own = await ending.enter_async_context(sandboxes(config.sandbox, config.name, run.logs / "sandboxes.log"))
+        hosts = await build_hosts(config, run.logs, plays=num_processes(config) == 0, on_phase=observer.on_phase)
+        ending.push_async_callback(_close_all, hosts.values())
+        described = [host.description for host in hosts.values()]
+        if not plays_elsewhere(config):
+            await own.start_for(described)
+            await check_programs(config, hosts)
+        check_forks(config, hosts)
+        keepers = SandboxKeepers(own, config.sandbox, config.name, run.logs, places, described)
+        ending.push_async_callback(keepers.close)
         runtime: Runtime = ProcessRuntime(config, run.logs, places, await asyncio.to_thread(run.mark))
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)
         observer.on_phase("starting engines and trainer")
-        assembly = _Assembly(config, run, start, observer, places, runtime, recorder, chats, hosts, journal, keeper)
+        assembly = _Assembly(
+            config, run, start, observer, places, runtime, recorder, chats, hosts, journal, keepers, servers
+        )
         parts = await assembly.build()
         ending.push_async_callback(_close_all, [policy.serving.publisher for policy in parts.policies.values()])
         yield parts
@@ -177,7 +187,8 @@ class _Assembly:
     chats: Mapping[str, ChatFormat]
     hosts: Mapping[str, EnvironmentHost]
     journal: RunJournal
-    keeper: SandboxKeeper
+    keepers: SandboxKeepers
+    servers: EnvironmentServers
 
     async def build(self) -> RunParts:
         """Everything, with engines that have shown what they hold. Raises AgentRLError."""
@@ -188,7 +199,7 @@ class _Assembly:
             if any(map(config.is_evaluated, config.trained)):
                 models = {name: _first_model(config, self.start, name) for name in config.policies}
                 evaluation = start_evaluator(
-                    config, self.run.logs, self.places, self.runtime, chats, self.hosts, models, self.start.versions
+                    config, self.run.logs, self.keepers, self.runtime, chats, self.hosts, models, self.start.versions
                 )
                 evaluator = starting.create_task(evaluation)
         started = {name: task.result() for name, task in tasks.items()}
@@ -203,7 +214,7 @@ class _Assembly:
         routers = {name: parts.serving.router for name, parts in policies.items()}
         snapshots = await self._start_snapshots()
         tier = await self._open_tier(policies, snapshots)
-        pool = build_pool(config, self.run.logs, routers, chats, self.hosts, journal, self.places, tier.played)
+        pool = build_pool(config, self.run.logs, routers, chats, self.hosts, journal, self.keepers, tier.played)
         services = [service for parts in policies.values() for service in parts.serving.services]
         admissions = [partial(_admit, self.runtime, n, parts.serving.fleet, pool) for n, parts in policies.items()]
         return RunParts(
@@ -220,9 +231,16 @@ class _Assembly:
             recorder=self.recorder,
             observer=self.observer,
             journal=journal,
-            keeper=self.keeper,
+            keepers=self.keepers,
             snapshots=tuple(snapshots.values()),
-            services=(*services, *admissions, feed.run, tier.run, *(snapshot.run for snapshot in snapshots.values())),
+            services=(
+                *services,
+                *admissions,
+                self.servers.run,
+                feed.run,
+                tier.run,
+                *(snapshot.run for snapshot in snapshots.values()),
+            ),
         )
 
     async def _start_snapshots(self) -> dict[str, SnapshotTeacher]:

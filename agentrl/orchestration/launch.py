@@ -12,6 +12,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from types import FrameType
 
+from agentrl.cluster.config import LocalRuntimeConfig
 from agentrl.journal.claim import Claim
 from agentrl.orchestration.assembly import StartPoint, assembled, load_chats, start_evaluator
 from agentrl.orchestration.checkpoint_files import mend_checkpoints, put_aside_damaged
@@ -20,7 +21,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.evaluation import Evaluation, Evaluator
 from agentrl.orchestration.going_on import begun_run, going_on
-from agentrl.orchestration.places import build_places
+from agentrl.orchestration.places import build_places, check_places, evaluators_of, plays_elsewhere
 from agentrl.orchestration.players import build_hosts
 from agentrl.orchestration.preflight import check_evaluation, check_resumed, check_run
 from agentrl.orchestration.program_check import check_programs
@@ -30,12 +31,14 @@ from agentrl.orchestration.run_end import ArchiveCompleted, complete_archive, en
 from agentrl.orchestration.run_files import changes, losses, marks_now, restore_claims, take_back_metrics
 from agentrl.orchestration.run_journal import RunJournal
 from agentrl.orchestration.runtime import ProcessRuntime
+from agentrl.orchestration.served import EnvironmentServers
 from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.orchestration.worker_assembly import num_processes
 from agentrl.process.heap import gc_frozen
 from agentrl.process.standstill import ended_by_standstill
 from agentrl.process.stopping import StopSignals
 from agentrl.rollouts.runner import played_in
+from agentrl.sandbox.keepers import SandboxKeepers
 from agentrl.sandbox.starting import sandboxes
 from agentrl.types.episode import Episode
 from agentrl.types.errors import AgentRLError, RunStoppedError, StorageError
@@ -170,19 +173,34 @@ async def _evaluator(
     check_evaluation(config, policy, models)
     chats = load_chats(config, models)
     async with AsyncExitStack() as ending:
-        logs = ending.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-eval-"))
-        keeper = await ending.enter_async_context(sandboxes(config.sandbox, config.name))
-        hosts = await build_hosts(config, Path(logs), plays=num_processes(config) == 0)
+        logs = ending.enter_context(_log_folder(config))
         places = await build_places(config)
         ending.push_async_callback(places.close)
+        await check_places(config, Path(logs), evaluators_of(config))
+        config = (await ending.enter_async_context(EnvironmentServers.started(config, places, Path(logs)))).config
+        own = await ending.enter_async_context(sandboxes(config.sandbox, config.name))
+        hosts = await build_hosts(config, Path(logs), plays=num_processes(config) == 0)
+        described = [host.description for host in hosts.values()]
+        keepers = SandboxKeepers(own, config.sandbox, config.name, Path(logs), places, described)
+        ending.push_async_callback(keepers.close)
         runtime = ProcessRuntime(config, Path(logs), places)
         try:
-            await keeper.start_for(host.description for host in hosts.values())
-            await check_programs(config, hosts)
-            yield await start_evaluator(config, Path(logs), places, runtime, chats, hosts, models, versions)
+            if not plays_elsewhere(config):
+                await own.start_for(described)
+                await check_programs(config, hosts)
+            yield await start_evaluator(config, Path(logs), keepers, runtime, chats, hosts, models, versions)
         finally:
             await runtime.close()
             await asyncio.gather(*(host.close() for host in hosts.values()))
+
+
+def _log_folder(config: RunConfig) -> tempfile.TemporaryDirectory[str]:
+    """Where logs of an evaluation are, which all of its processes see."""
+    if isinstance(config.runtime, LocalRuntimeConfig):
+        return tempfile.TemporaryDirectory(prefix="agentrl-eval-")
+    folder = config.runs_folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix="evaluation-", dir=folder)
 
 
 def _told(on_progress: Callable[[int, int, str], None]) -> Callable[[int, int], None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from agentrl.cluster.config import LocalRuntimeConfig
 from agentrl.inference.config import AttachedEngineConfig
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.served import TOKEN_VARIABLE
 from agentrl.orchestration.worker_assembly import num_processes
 from agentrl.process.local_place import LocalPlaces
 from agentrl.process.place import Places, Role
@@ -25,11 +26,16 @@ async def build_places(config: RunConfig) -> Places:
         from agentrl.cluster.places import RayPlaces
     except ModuleNotFoundError as error:
         raise ConfigError(_NO_RAY) from error
-    return RayPlaces.open(config.runtime)
+    return RayPlaces.open(config.runtime, _named_variables(config.model_dump(mode="json")))
 
 
-async def check_places(config: RunConfig, folder: Path) -> None:
-    """Whether the cluster that was joined has what the recipe asks for, and its nodes see the run's folder.
+def plays_elsewhere(config: RunConfig) -> bool:
+    """Whether nothing is played on this machine, unless it is a node of the cluster."""
+    return not isinstance(config.runtime, LocalRuntimeConfig) and num_processes(config) > 0
+
+
+async def check_places(config: RunConfig, folder: Path, members: Mapping[Role, int]) -> None:
+    """Whether the cluster that was joined has what `members` of each role ask for, and its nodes see the run's folder.
 
     Raises:
         ConfigError: not so; says what is asked for and what is there.
@@ -39,7 +45,7 @@ async def check_places(config: RunConfig, folder: Path) -> None:
     from agentrl.cluster.checks import check_nodes, check_resources
 
     await check_nodes(folder)
-    check_resources(config.runtime, members_of(config))
+    check_resources(config.runtime, members)
 
 
 def members_of(config: RunConfig) -> Mapping[Role, int]:
@@ -53,5 +59,22 @@ def members_of(config: RunConfig) -> Mapping[Role, int]:
         Role.TRAINER: sum(config.policies[name].trainer.ranks for name in config.trained),
         Role.WORKER: processes,
         Role.EVALUATOR: int(is_evaluated and processes > 0),
+        Role.ENVIRONMENT: sum(s.num_servers for s in config.environments.values() if s.placement == "served"),
         Role.SCORER: sum(find_definition(scorer.kind).computes for scorer in config.turn_scorers()),
     }
+
+
+def evaluators_of(config: RunConfig) -> Mapping[Role, int]:
+    """Processes of each role that an evaluation has by itself."""
+    servers = members_of(config)[Role.ENVIRONMENT]
+    return {Role.ENGINE: len(config.acting), Role.EVALUATOR: int(num_processes(config) > 0), Role.ENVIRONMENT: servers}
+
+
+def _named_variables(settings: object) -> frozenset[str]:
+    """Environment variables that a configuration names, such as those with tokens."""
+    if isinstance(settings, list):
+        return frozenset[str]().union(*map(_named_variables, settings))
+    if not isinstance(settings, dict):
+        return frozenset()
+    named = {value for key, value in settings.items() if key.endswith("_variable") and isinstance(value, str)}
+    return frozenset({TOKEN_VARIABLE, *named}).union(*map(_named_variables, settings.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl import registry
@@ -15,7 +16,7 @@ from agentrl.orchestration.worker_handle import DriverEnd, WorkerProcess
 from agentrl.orchestration.worker_journals import WorkerJournals
 from agentrl.orchestration.worker_pool import TurnListener, WorkerPool
 from agentrl.orchestration.worker_process import WorkerSpec
-from agentrl.process.place import PlaceLostError, Places, Role
+from agentrl.process.place import Place, PlaceLostError, Places, Role
 from agentrl.protocols import EnvironmentHost, RolloutWorker
 from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.recorded_replies import Generating
@@ -55,13 +56,10 @@ def build_pool(
     def end_session(policy: str, session: str) -> None:
         routers[policy].end_session(session)
 
-    async def start(place: int) -> RolloutWorker:
-        name = f"worker-{place + 1}"
-        return await start_process(Role.WORKER, name, config, logs, hosts, routers, end_session, journals, places)
-
     if count > 0:
+        starts = WorkerStarts(Role.WORKER, "worker-{}", config, logs, hosts, routers, end_session, journals, places)
         needed = 1 if places.is_elastic else count
-        return WorkerPool(start, count, journals, config.rollout.max_attempts, end_session, on_turn, needed)
+        return WorkerPool(starts.start, count, journals, config.rollout.max_attempts, end_session, on_turn, needed)
     gateway = LazyGateway()
     runners = build_runners(config, routers, chats, hosts, journal.rollouts, gateway)
     worker = LocalWorker(LOCAL, runners, journals.own, end_session, gateway)
@@ -82,13 +80,10 @@ def build_evaluation_pool(
     """
     journals = WorkerJournals()
     if num_processes(config) > 0:
-
-        async def start(place: int) -> RolloutWorker:
-            return await start_process(
-                Role.EVALUATOR, "evaluator", config, logs, hosts, engines, forget_nothing, journals, places
-            )
-
-        return WorkerPool(start, 1, journals, config.rollout.max_attempts, forget_nothing)
+        starts = WorkerStarts(
+            Role.EVALUATOR, "evaluator", config, logs, hosts, engines, forget_nothing, journals, places
+        )
+        return WorkerPool(starts.start, 1, journals, config.rollout.max_attempts, forget_nothing)
     gateway = LazyGateway()
     runners = build_runners(config, engines, chats, hosts, NoJournal(), gateway)
     return local_pool(LocalWorker("evaluator", runners, None, forget_nothing, gateway), journals, forget_nothing)
@@ -109,38 +104,54 @@ def forget_nothing(policy: str, session: str) -> None:
     """A single engine keeps no homes of sessions."""
 
 
-async def start_process(
-    role: Role,
-    name: str,
-    config: RunConfig,
-    logs: Path,
-    hosts: Mapping[str, EnvironmentHost],
-    engines: Mapping[str, Generating],
-    end_session: SessionEnd,
-    journals: WorkerJournals,
-    places: Places,
-) -> WorkerProcess:
-    """A worker in a process, with a journal and a folder of logs of its own. Raises WorkerLostError or ConfigError."""
-    try:
-        place = await places.take(role, name, team=role)
-    except PlaceLostError as error:
-        raise WorkerLostError("crashed", f"{name} could not be started: {error}") from error
-    silence_s, claim = config.rollout.worker_silence_s, journals.claim
-    folder = logs / name
-    folder.mkdir(exist_ok=True)
-    spec = WorkerSpec(
-        name,
-        config.model_dump_json(),
-        str(folder),
-        beat_s=min(silence_s / _BEATS_OF_A_SILENCE, _LONGEST_BEAT_S),
-        environments={name: host.description for name, host in hosts.items()},
-        journal=str(claim.folder) if claim is not None else None,
-        claim=claim.token if claim is not None else 0,
-    )
-    journals.begin(name)
-    driver = DriverEnd(engines, end_session, journals.note_end)
-    try:
-        return await WorkerProcess.start(spec, driver, logs / f"{name}.log", silence_s, place)
-    except BaseException:
-        await place.close()
-        raise
+@dataclass(slots=True)
+class WorkerStarts:
+    """Starts the workers of a role as processes, each with a journal and a folder of logs of its own.
+
+    `name` is of all of them, with their number in its braces. One that replaces a lost one is started at its place, so
+    that it finds what that had left on the node, and elsewhere only if the place is gone.
+    """
+
+    role: Role
+    name: str
+    config: RunConfig
+    logs: Path
+    hosts: Mapping[str, EnvironmentHost]
+    engines: Mapping[str, Generating]
+    end_session: SessionEnd
+    journals: WorkerJournals
+    places: Places
+    _taken: dict[int, Place] = field(default_factory=dict)
+
+    async def start(self, number: int) -> WorkerProcess:
+        """The worker of a number, counted from 0. Raises WorkerLostError or ConfigError."""
+        name = self.name.format(number + 1)
+        try:
+            if number not in self._taken:
+                self._taken[number] = await self.places.take(self.role, name, team=self.role)
+            return await self._start_at(self._taken[number], name)
+        except BaseException as error:
+            if number in self._taken:
+                await self._taken.pop(number).close()
+            if isinstance(error, PlaceLostError):
+                raise WorkerLostError("crashed", f"{name} could not be started: {error}") from error
+            raise
+
+    async def _start_at(self, place: Place, name: str) -> WorkerProcess:
+        """Raises PlaceLostError, WorkerLostError or ConfigError."""
+        silence_s, claim = self.config.rollout.worker_silence_s, self.journals.claim
+        folder = self.logs / name
+        folder.mkdir(exist_ok=True)
+        spec = WorkerSpec(
+            name,
+            self.config.model_dump_json(),
+            str(folder),
+            beat_s=min(silence_s / _BEATS_OF_A_SILENCE, _LONGEST_BEAT_S),
+            environments={name: host.description for name, host in self.hosts.items()},
+            journal=str(claim.folder) if claim is not None else None,
+            claim=claim.token if claim is not None else 0,
+        )
+        self.journals.begin(name)
+        driver = DriverEnd(self.engines, self.end_session, self.journals.note_end)
+        log = self.logs / f"{name}.log"
+        return await WorkerProcess.start(spec, driver, log, silence_s, place)

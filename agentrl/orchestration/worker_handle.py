@@ -86,7 +86,7 @@ class DriverEnd:
 
 
 class WorkerProcess(RolloutWorker):
-    """A rollout worker in a process of its own, which gives its place back when it is over.
+    """A rollout worker in a process of its own.
 
     It is lost once its process has ended, or once its event loop has shown no sign of life for `silence_s`: then its
     stacks are written to its log and it is killed. `next_event` says so only when nothing of the process is left that
@@ -94,10 +94,10 @@ class WorkerProcess(RolloutWorker):
     """
 
     def __init__(
-        self, name: str, place: Place, process: PlacedProcess, driver: DriverEnd, log: Path, silence_s: float
+        self, name: str, node: str, process: PlacedProcess, driver: DriverEnd, log: Path, silence_s: float
     ) -> None:
-        self.name, self.log = name, log
-        self._place, self._process, self._driver, self._silence_s = place, process, driver, silence_s
+        self.name, self.node, self.log = name, node, log
+        self._process, self._driver, self._silence_s = process, driver, silence_s
         self._channel: Channel
         self._watching: asyncio.Task[None] | None = None
 
@@ -116,7 +116,7 @@ class WorkerProcess(RolloutWorker):
             process = await place.start(launch)
         except (OSError, PlaceLostError) as error:
             raise WorkerLostError("crashed", f"{spec.name} could not be started: {error}") from error
-        worker = cls(spec.name, place, process, driver, log, silence_s)
+        worker = cls(spec.name, place.node, process, driver, log, silence_s)
         try:
             worker._channel = await Channel.open(spec.name, process.connection, driver)
             await worker._channel.call("set_up", spec, result=type(None), deadline_s=START_S)
@@ -215,7 +215,6 @@ class WorkerProcess(RolloutWorker):
         """Waits for: the end of the process and of what it started, which a disk alone can delay."""
         await self._process.end()
         self._channel.close()
-        await self._place.close()
 
     def _describe(self, what: str) -> str:
         return f"process {self.name}: {what}; end of {self.log}:\n{tail(self.log)}"

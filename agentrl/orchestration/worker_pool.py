@@ -63,9 +63,10 @@ class WorkerPool:
     """Plays episodes with workers that may be lost at any moment.
 
     An episode goes to the worker with the fewest that generate. If its worker is lost it goes on in another, from what
-    is on record and under a new token, while the others never stop; a new process takes the lost one's place. One that
-    has cost more than `max_losses` workers ends as failed, and costs the run no more: the loss of a worker counts for
-    the episode that it ran at that moment, and for all that it had if that is not known. `start` makes the worker of a
+    is on record and under a new token, while the others never stop; a new process takes the lost one's place. If it has
+    a live session it goes on where that is, on the same node, unless no worker comes up there any more. One that has
+    cost more than `max_losses` workers ends as failed, and costs the run no more: the loss of a worker counts for the
+    episode that it ran at that moment, and for all that it had if that is not known. `start` makes the worker of a
     place, counted from 0. The first episode waits until `num_needed` are up, which is all of them unless it is given.
     """
 
@@ -83,6 +84,7 @@ class WorkerPool:
         self._num_needed = num_workers if num_needed is None else num_needed
         self._journals, self._max_losses, self._end_session = journals, max_losses, end_session
         self._workers: dict[int, RolloutWorker] = {}
+        self._returning: dict[int, str] = {}  # nodes on which a worker is started anew, by its place
         self._held: dict[str, _Held] = {}
         self._changed, self._are_up = asyncio.Event(), asyncio.Event()
         self._is_parking = self._is_over = False
@@ -126,9 +128,9 @@ class WorkerPool:
         Raises:
             EpisodeParked: the run stops; the episode is on record.
         """
-        losses = 0
+        losses, near = 0, None
         while True:
-            held = await self._hand_out(Assignment(ticket, self._journals.next_token(), entries))
+            held = await self._hand_out(Assignment(ticket, self._journals.next_token(), entries), near)
             outcome = await self._outcome(held, on_generated)
             if not isinstance(outcome, _Lost):
                 return outcome
@@ -142,6 +144,7 @@ class WorkerPool:
                 raise EpisodeParked
             if losses > self._max_losses:
                 return await self._give_up(ticket, entries, losses, outcome.error)
+            near = held.worker.node if history is not None and history.session is not None else None
             self._counts["handed_over"] += 1
 
     def park(self) -> None:
@@ -173,21 +176,25 @@ class WorkerPool:
             "workers/given_up_total": float(self._counts["given_up"]),
         }
 
-    async def _hand_out(self, assignment: Assignment) -> _Held:
-        """Give an episode to a worker.
+    async def _hand_out(self, assignment: Assignment, near: str | None) -> _Held:
+        """Give an episode to a worker, if there is one or comes back there, to one on the node `near`.
 
         Waits for: one. Unblocked by: it; `park`, which raises EpisodeParked; or failed starts, which end the run.
         """
-        while not self._workers:
+        while not (able := self._able(near)):
             if self._is_parking:
                 raise EpisodeParked
             self._changed.clear()
             await self._changed.wait()
         places = Counter(held.worker.name for held in self._held.values() if held.has_place)
-        worker = min(self._workers.values(), key=lambda worker: (places[worker.name], worker.name))
+        worker = min(able, key=lambda worker: (places[worker.name], worker.name))
         held = self._held[assignment.ticket.episode_id] = _Held(worker, assignment)
         await worker.assign(assignment)
         return held
+
+    def _able(self, near: str | None) -> list[RolloutWorker]:
+        there = [worker for worker in self._workers.values() if worker.node == near]
+        return there if there or near in self._returning.values() else list(self._workers.values())
 
     async def _outcome(self, held: _Held, on_generated: Callable[[], Awaitable[None]]) -> Episode | _Lost:
         """Waits for: what becomes of an episode. Unblocked by: its worker, or the loss of that."""
@@ -208,6 +215,7 @@ class WorkerPool:
         while True:
             worker = await self._start_worker(place)
             self._workers[place] = worker
+            self._returning.pop(place, None)
             # What was said to all was not said to this one.
             if self._is_parking:
                 worker.park()
@@ -221,6 +229,7 @@ class WorkerPool:
                     self._deliver(worker, await worker.next_event())
             except WorkerLostError as error:
                 del self._workers[place]
+                self._returning[place] = worker.node
                 await self._lose(worker, error)
 
     async def _start_worker(self, place: int) -> RolloutWorker:
@@ -229,6 +238,8 @@ class WorkerPool:
             try:
                 return await self._start(place)
             except WorkerLostError as error:
+                self._returning.pop(place, None)
+                self._changed.set()
                 if failed == _FAILED_STARTS:
                     raise AgentRLError(f"a rollout worker did not start {failed} times in a row; {error}") from error
                 _log.warning("a rollout worker did not start: %s", error)

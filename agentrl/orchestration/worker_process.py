@@ -25,6 +25,7 @@ from agentrl.journal.claim import Claim
 from agentrl.journal.writer import JournalWriter
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.players import build_hosts, build_runners
+from agentrl.orchestration.program_check import check_programs
 from agentrl.process.channel import Channel
 from agentrl.process.loop import run_async
 from agentrl.process.remote import RemoteCallError
@@ -122,6 +123,7 @@ class WorkerServer:
             writer = JournalWriter(claim.folder, spec.name, check_right=claim.check, gather_s=config.journal.gather_s)
             self._journal = WorkerJournal(writer)
         self._hosts = await build_hosts(config, logs, known=spec.environments)
+        await check_programs(config, self._hosts)
         chats = {name: ChatFormat.load(policy.model, policy.chat) for name, policy in config.policies.items()}
         gateway, journal = LazyGateway(), self._journal or NoJournal()
         runners = build_runners(config, self._engines(config, chats), chats, self._hosts, journal, gateway)

@@ -84,6 +84,11 @@ class LocalPlace:
         """Loopback: whoever reaches what listens here is on this machine."""
         return LOOPBACK
 
+    @property
+    def node(self) -> str:
+        """The same."""
+        return LOOPBACK
+
     async def start(self, launch: ProcessLaunch) -> LocalProcess:
         """Start a child. Raises OSError."""
         return _start(launch)
@@ -117,6 +122,10 @@ class LocalPlaces:
         """The same place for all of them."""
         place = LocalPlace()
         return [place] * len(names)
+
+    async def beside(self, place: Place, name: str) -> LocalPlace:
+        """The place."""
+        return LocalPlace()
 
     async def close(self) -> None:
         """Nothing is kept."""

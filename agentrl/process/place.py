@@ -27,6 +27,7 @@ class Role(StrEnum):
     WORKER = "worker"
     EVALUATOR = "evaluator"
     SCORER = "scorer"
+    ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,10 @@ class Place(Protocol):
     def host(self) -> str:
         """Address at which others reach what listens there; loopback's for a run on one machine."""
 
+    @property
+    def node(self) -> str:
+        """Names the machine: places that have it in common have the same files and processes."""
+
     async def start(self, launch: ProcessLaunch) -> PlacedProcess:
         """Start a child, which leads a process group of its own and ends with whoever started it.
 
@@ -149,6 +154,13 @@ class Places(Protocol):
         """A place for each of several processes that work together: all of them, or none.
 
         Processes that share a machine's devices have one place object in common. Waits and raises as `take` does.
+        """
+
+    async def beside(self, place: Place, name: str) -> Place:
+        """A place on the same machine as another one, which takes nothing of what it has and outlives that place.
+
+        Raises:
+            PlaceLostError: the machine is gone.
         """
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agentrl.process.ports import LOOPBACK
 from agentrl.process.running_mark import RunningMark
 from agentrl.protocols import Closing
 from agentrl.rollouts.durable import WorkerJournal
@@ -58,7 +59,7 @@ class LocalWorker:
         gateway: Closing,
         mark: RunningMark | None = None,
     ) -> None:
-        self.name, self._mark, self._gateway = name, mark, gateway
+        self.name, self.node, self._mark, self._gateway = name, LOOPBACK, mark, gateway
         self._runners, self._journal, self._end_session = dict(runners), journal, end_session
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._in_play: dict[str, _InPlay] = {}

@@ -169,7 +169,9 @@ def _empty(folder: Path) -> None:
             return
         if not pids:
             return
-        for pid in pids:
+        for pid in map(int, pids):
+            if pid == 0:  # of a container that shares these groups; the number would mean our own processes
+                continue
             with contextlib.suppress(OSError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)

@@ -62,11 +62,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeeperSpec:
-    """The section `sandbox` of a recipe, where to listen, and a name for the run that what is made bears."""
+    """The section `sandbox` of a recipe, where to listen, and a name for the run that what is made bears.
+
+    `host` is the machine's address. The folder of `socket` is the keeper's own, and made if it is not there.
+    """
 
     config: dict[str, Any]
     socket: str
     label: str
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,8 @@ async def keep(spec: KeeperSpec, reader: asyncio.StreamReader, writer: asyncio.S
     Waits for: the end of the control connection. Unblocked by: the parent's close, or its death.
     """
     config = parse_config(SandboxConfig, spec.config, "sandbox")
-    table = SandboxTable(await start_backend(config, spec.label), config)
+    table = SandboxTable(await start_backend(config, spec.label), config, spec.host)
+    Path(spec.socket).parent.mkdir(mode=0o700, exist_ok=True)
     serve = Service(table).serve
     try:
         async with unix_serve(serve, spec.socket, max_size=MOST_FRAME_BYTES, compression=None, ping_interval=None):

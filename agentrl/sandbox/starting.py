@@ -1,4 +1,4 @@
-"""Starts the keeper of a run's sandboxes, and ends it with all of them."""
+"""Starts the keeper of a machine's sandboxes, and ends it with all of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import logging
 import os
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentrl import codec
+from agentrl.process.local_place import LocalPlace
+from agentrl.process.place import Place, PlacedProcess, ProcessLaunch
 from agentrl.process.ports import make_socket_folder
-from agentrl.process.starting import how_it_ended, kill_group, spawn, tail
+from agentrl.process.starting import tail
 from agentrl.sandbox.client import KeeperHost
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.keeper import KeeperCounts, KeeperReady, KeeperSpec
@@ -23,18 +24,27 @@ from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
 
 MODULE = "agentrl.sandbox.keeper"
+_APART = "agentrl.process.apart"
 _START_S, _END_S = 180.0, 90.0
 # numpy's threads would keep the keeper from entering namespaces of its own.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _log = logging.getLogger(__name__)
 
 
-class SandboxKeeper:
-    """The keeper of a run; it is started once an environment turns out to need it."""
+class KeeperEndedError(ConfigError):
+    """A keeper ended while it started, and has not said why."""
 
-    def __init__(self, config: SandboxConfig, label: str, socket: Path, log: Path | None) -> None:
-        self._config, self._label, self._socket, self._log = config, label, socket, log
-        self._process: subprocess.Popen[bytes] | None = None
+
+class SandboxKeeper:
+    """A keeper, of this machine, or at a place of its own; it is started once an environment turns out to need it."""
+
+    def __init__(
+        self, config: SandboxConfig, label: str, socket: Path, log: Path | None, place: Place | None = None
+    ) -> None:
+        self._config, self._label, self._log = config, label, log
+        self.socket, self.place = socket, place or LocalPlace()
+        self._argv = ("-m", MODULE) if place is None else ("-m", _APART, MODULE)
+        self._process: PlacedProcess | None = None
         self._control: asyncio.StreamWriter | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._counts: dict[str, int] = {}
@@ -53,12 +63,13 @@ class SandboxKeeper:
     async def start(self) -> None:
         """Start it.
 
-        Waits for: the backend. Unblocked by: it, or three minutes. Raises ConfigError, which says what to do.
+        Waits for: the backend. Unblocked by: it, or three minutes. Raises ConfigError, which says what to do, and what
+        `Place.start` raises.
         """
-        with nullcontext() if self._log is None else self._log.open("ab") as output:
-            self._process, control = spawn(["-m", MODULE], output, _ONE_THREAD)
-        reader, self._control = await asyncio.open_connection(sock=control)
-        spec = KeeperSpec(self._config.model_dump(mode="json"), str(self._socket), self._label)
+        log = None if self._log is None else str(self._log.absolute())
+        self._process = await self.place.start(ProcessLaunch("sandboxes", self._argv, log, _ONE_THREAD))
+        reader, self._control = await asyncio.open_connection(sock=self._process.connection)
+        spec = KeeperSpec(self._config.model_dump(mode="json"), str(self.socket), self._label, self.place.host)
         self._control.write(codec.to_json(spec) + b"\n")
         try:
             async with asyncio.timeout(_START_S):
@@ -67,8 +78,9 @@ class SandboxKeeper:
             raise ConfigError(f"sandbox '{self._config.kind}' was not ready within {_START_S:g} s") from None
         if not line:
             said = "its last words are above" if self._log is None else f"end of {self._log}:\n{tail(self._log)}"
-            how = how_it_ended(self._process)
-            raise ConfigError(f"the keeper of '{self._config.kind}' sandboxes ended at its start ({how}); {said}")
+            await self._process.end()
+            how = self._process.how_it_ended()
+            raise KeeperEndedError(f"the keeper of '{self._config.kind}' sandboxes ended at its start ({how}); {said}")
         error = codec.from_json(line, KeeperReady).error
         if error is not None:
             raise ConfigError(error)
@@ -78,6 +90,12 @@ class SandboxKeeper:
     def metrics(self) -> dict[str, float]:
         """What was counted since it was started; nothing of one that was not."""
         return {f"sandbox/{name}_total": float(count) for name, count in self._counts.items()}
+
+    async def ended(self) -> str:
+        """Waits for: the end of the keeper, which was started. Unblocked by: it. Says how it ended."""
+        assert self._process is not None
+        await self._process.wait()
+        return self._process.how_it_ended()
 
     async def _hear(self, reader: asyncio.StreamReader) -> None:
         """Take in what is counted. Waits for: the keeper. Unblocked by: its end."""
@@ -97,10 +115,11 @@ class SandboxKeeper:
         if self._control is not None:
             self._control.close()
         try:
-            await asyncio.to_thread(process.wait, _END_S)
-        except subprocess.TimeoutExpired:
+            async with asyncio.timeout(_END_S):
+                await process.wait()
+        except TimeoutError:
             _log.warning("the keeper of sandboxes did not end within %g s and is killed", _END_S)
-        kill_group(process)
+        await process.end()
 
 
 @asynccontextmanager

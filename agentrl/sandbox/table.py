@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from agentrl import codec
+from agentrl.process.ports import LOOPBACK
 from agentrl.sandbox.backend import Backend, Place
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.effects import EffectLog
@@ -112,11 +113,11 @@ class WarmPlaces:
 
 
 class SandboxTable:
-    """All sandboxes that live, by handle."""
+    """All sandboxes of a machine that live, by handle; the machine's address is the first part of each."""
 
-    def __init__(self, backend: Backend, config: SandboxConfig) -> None:
+    def __init__(self, backend: Backend, config: SandboxConfig, host: str = LOOPBACK) -> None:
         self.backend = backend
-        self._config = config
+        self._config, self._host = config, host
         self._kept: dict[str, KeptSandbox] = {}
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         """How often things happened since the keeper began, by the names in `COUNTED`."""
@@ -146,7 +147,7 @@ class SandboxTable:
             except BaseException:
                 room.release()
                 raise
-        kept = KeptSandbox(secrets.token_hex(8), place, room, self.counts)
+        kept = KeptSandbox(f"{self._host}/{secrets.token_hex(8)}", place, room, self.counts)
         self.counts["opened"] += 1
         self.counts["opened_warm"] += warm is not None
         self._kept[kept.handle] = kept
@@ -200,7 +201,9 @@ class SandboxTable:
 
     def _find(self, handle: str) -> KeptSandbox:
         if handle not in self._kept:
-            raise EpisodeError(Boundary.SANDBOX, "lost", f"no sandbox {handle} lives here any more")
+            is_here = handle.partition("/")[0] == self._host
+            why = f"no sandbox {handle} lives here any more" if is_here else f"sandbox {handle} is not on {self._host}"
+            raise EpisodeError(Boundary.SANDBOX, "lost", why)
         return self._kept[handle]
 
     async def close(self) -> None:

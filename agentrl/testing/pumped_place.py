@@ -105,6 +105,11 @@ class PumpedPlace:
         """Loopback."""
         return LOOPBACK
 
+    @property
+    def node(self) -> str:
+        """All are on this machine."""
+        return LOOPBACK
+
     async def start(self, launch: ProcessLaunch) -> PumpedProcess:
         """Start a child. Raises OSError or PlaceLostError."""
         await asyncio.sleep(0)
@@ -167,6 +172,10 @@ class PumpedPlaces:
     async def gang(self, role: Role, names: Sequence[str]) -> list[Place]:
         """A place of its own for each."""
         return [await self.take(role, name) for name in names]
+
+    async def beside(self, place: Place, name: str) -> PumpedPlace:
+        """A place of its own."""
+        return await self.take(Role.WORKER, name)
 
     async def close(self) -> None:
         """Close those that were not."""

@@ -1,7 +1,8 @@
 """Several machines on one: each with a network, a /tmp and processes of its own.
 
 A machine is a Linux namespace of each kind, held by its first process. It has an address on a switch, and reaches
-others by their addresses alone: its loopback is its own, and of /tmp it sees only folders that it was told to share.
+others by their addresses alone: its loopback is its own, and of /tmp it sees only folders that it was told to share. It
+has no control groups, whose names would be those of all machines.
 The switch is in a namespace, too, so that packet filters of this machine have no say in it. All of it ends with the
 process that made it, however that one ends, and leaves nothing behind.
 """
@@ -36,7 +37,8 @@ _SWITCH = "ip link add switch type bridge; ip link set switch up; " + _STAY
 _MACHINE = (
     'mount --make-rprivate /; stage="$1"; shift; mount -t tmpfs -o mode=1777 tmpfs "$stage"; '
     'for folder; do mkdir -p "$stage${folder#/tmp}"; mount --rbind "$folder" "$stage${folder#/tmp}"; done; '
-    'mount --move "$stage" /tmp; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; ip link set lo up; ' + _STAY
+    'mount --move "$stage" /tmp; mount -t tmpfs -o mode=1777 tmpfs /dev/shm; '
+    "mount -t tmpfs -o mode=1777 tmpfs /var/tmp; mount -t tmpfs tmpfs /sys/fs/cgroup; ip link set lo up; " + _STAY
 )
 _numbers = itertools.count()
 

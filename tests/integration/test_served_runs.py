@@ -31,10 +31,13 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, TOKEN)
 
 
-def test_a_seeded_run_is_bit_identical_inline_and_on_a_server(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_seeded_run_is_bit_identical_inline_on_a_server_and_on_servers_of_its_own(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     outcomes = []
     with environment_server(tmp_path / "server", COIN, "--workers", "2") as server:
-        for name, placed in (("inline", ()), ("served", served(server))):
+        own = ("environment.placement=served", "environment.num_servers=2")
+        for name, placed in (("inline", ()), ("served", served(server)), ("own", own)):
             folder = tmp_path / name
             folder.mkdir()
             overrides = ("buffer.max_staleness=0", "seed=5", "rollout.workers=1", *placed)
@@ -44,7 +47,7 @@ def test_a_seeded_run_is_bit_identical_inline_and_on_a_server(tiny_model: Path, 
             ledger = runs.rows(run / "ledger.jsonl")
             ends = sorted((e["episode_id"], e["reward"], e["sampled_tokens"], e["step"]) for e in ledger)
             outcomes.append((runs.weights(run), ends, [row["trainer/loss"] for row in runs.metrics(run)]))
-    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
 def test_a_run_on_a_server_goes_on_when_a_rollout_worker_dies(tiny_model: Path, tmp_path: Path) -> None:

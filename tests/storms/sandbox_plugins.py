@@ -15,7 +15,7 @@ from agentrl_environments.sql.environment import SqlEnvironment
 from agentrl_environments.sql.tasks import SqlOptions, sample_task
 
 COUNTS = "/workspace/counts"
-LINGER_S = "0.2001"
+LINGER_S = 0.2001
 """Seconds between the count and the call's end: kills hit calls that have happened and are not on record."""
 _MOST_BYTES = 1 << 20
 
@@ -25,6 +25,7 @@ class CountingOptions(SqlOptions):
 
     count_file: Path
     """One line for each call that a sandbox has counted: its effect id, the sandbox, the tool."""
+    linger_s: float = LINGER_S
 
 
 class CountingSandbox(SandboxEnvironment[CountingOptions], SqlEnvironment):
@@ -67,7 +68,7 @@ class CountingSandbox(SandboxEnvironment[CountingOptions], SqlEnvironment):
         await super().close()
 
     async def _count(self) -> None:
-        script = f"echo {self.call_id} >> {COUNTS}; sleep {LINGER_S}"
+        script = f"echo {self.call_id} >> {COUNTS}; sleep {self.options.linger_s}"
         await self.execute(Command(("sh", "-c", script)))
 
     @staticmethod

@@ -35,6 +35,7 @@ from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.serving import Serving
 from agentrl.orchestration.worker_assembly import build_pool
 from agentrl.process.local_place import LocalPlaces
+from agentrl.sandbox.keepers import SandboxKeepers
 from agentrl.sandbox.starting import SandboxKeeper
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Receipt, StepReport, TrainBatch, WeightsManifest
@@ -282,6 +283,7 @@ async def simulate(
     hosts, journal = await build_hosts(config, run.logs), RunJournal.none()
     tier = build_tier(config, {}, {}, run.logs, journal.buffer, {}, LocalPlaces())
     await tier.open()
+    own = SandboxKeeper(config.sandbox, run.path.name, run.path / "no-socket", None)
     parts = RunParts(
         config=config,
         run=run,
@@ -296,7 +298,7 @@ async def simulate(
         recorder=recorder,
         observer=SilentObserver(),
         journal=journal,
-        keeper=SandboxKeeper(config.sandbox, run.path.name, run.path / "no-socket", None),
+        keepers=SandboxKeepers(own, config.sandbox, config.name, run.logs, LocalPlaces(), ()),
         services=(tier.run,),
     )
     started = asyncio.get_running_loop().time()

@@ -46,18 +46,25 @@ DIALOGUE = (
 
 
 class DialogueEngine(ScriptedEngine):
-    """Says the same to everybody, turn by turn; it tells turns by the prompt, since no text comes to an engine."""
+    """Says the same to everybody, turn by turn; it tells turns by the prompt, since no text comes to an engine.
+
+    What is said from `held_turn` on waits for `released`.
+    """
 
     def __init__(self, chat: ChatFormat, dialogue: Sequence[Message], delay_s: float = 0.0) -> None:
         super().__init__(chat, lambda session, messages: dialogue[-1], FIRST)
         self._replies = [chat.complete(message) for message in dialogue]
         self._ends, self._delay_s = np.asarray(chat.stop_token_ids), delay_s
         self.requests: Counter[tuple[str, int]] = Counter()
+        self.held_turn = len(dialogue)
+        self.released = asyncio.Event()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         # Tools and question end twice before the first reply, which each turn does once more.
         turn = int(np.isin(request.prompt_ids, self._ends).sum()) // 2 - 1
         self.requests[request.session, turn] += 1
+        if turn >= self.held_turn:
+            await self.released.wait()
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         ids = self._replies[min(turn, len(self._replies) - 1)]
@@ -138,6 +145,7 @@ async def playing(
         await asyncio.wait([judging])
         await asyncio.gather(*(host.close() for host in hosts.values()))
         await journal.close()
+        await places.close()
 
 
 async def nothing() -> None:

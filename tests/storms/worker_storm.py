@@ -118,7 +118,7 @@ def _workers(run: KilledRun, may_be_starting: bool) -> list[int]:
 
 def _acts(run: KilledRun) -> bool:
     """Whether a command runs in a sandbox, where there are any: kills are to hit calls that are under way."""
-    return not any("sandbox_plugins" in override for override in run.overrides) or bool(running_with(LINGER_S))
+    return not any("sandbox_plugins" in override for override in run.overrides) or bool(running_with(str(LINGER_S)))
 
 
 def _writes(pid: int) -> bool:

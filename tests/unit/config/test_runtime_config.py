@@ -73,9 +73,11 @@ def test_members_are_all_that_the_recipe_starts_with_evaluation_s_engine_and_wor
         Role.WORKER: 4,
         Role.EVALUATOR: 1,
         Role.SCORER: 0,
+        Role.ENVIRONMENT: 0,
     }
     alone = recipe(evaluation={"interval_steps": 0, "final_tasks": 0}, rollout={"workers": 0})
-    assert members_of(alone) == {Role.ENGINE: 2, Role.TRAINER: 3, Role.WORKER: 0, Role.EVALUATOR: 0, Role.SCORER: 0}
+    others = dict.fromkeys((Role.WORKER, Role.EVALUATOR, Role.SCORER, Role.ENVIRONMENT), 0)
+    assert members_of(alone) == {Role.ENGINE: 2, Role.TRAINER: 3, **others}
 
 
 async def test_a_run_on_this_machine_needs_no_ray_and_one_on_a_cluster_names_the_extra(monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.journal.claim import Claim
-from agentrl.journal.entries import Ended, Leased, Scored, pack
+from agentrl.journal.entries import Ended, EnvironmentStarted, Leased, Scored, pack
 from agentrl.journal.holder import unpack_history
 from agentrl.journal.writer import JournalWriter
 from agentrl.orchestration.worker_journals import WorkerJournals
@@ -20,9 +20,10 @@ from agentrl.protocols import RolloutWorker
 from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.testing.builders import build_episode, build_ticket
-from agentrl.types.environment import Score, ScoreRecord
+from agentrl.types.environment import Opening, Score, ScoreRecord
 from agentrl.types.episode import Episode, StopReason
 from agentrl.types.errors import StorageError, WorkerLostError
+from agentrl.types.message import Message, Role
 from agentrl.types.rollout import Assignment, EpisodeFinished, EpisodeLeft, PlaceFreed, WorkerEvent, WorkerFailed
 
 
@@ -31,6 +32,7 @@ class DrivenWorker(RolloutWorker):
     """Tells what a test puts into `events`."""
 
     name: str
+    node: str
     events: asyncio.Queue[WorkerEvent | WorkerLostError] = field(default_factory=asyncio.Queue)
     assigned: list[Assignment] = field(default_factory=list)
     has_more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,6 +74,8 @@ class Run:
     pool: WorkerPool
     started: list[DrivenWorker]
     released: list[str]
+    may_start: asyncio.Event
+    failures: list[WorkerLostError]
 
     def play(self, name: str) -> asyncio.Task[Episode]:
         async def release() -> None:
@@ -86,17 +90,23 @@ class Run:
 @asynccontextmanager
 async def run(folder: Path, num_workers: int, max_losses: int = 2) -> AsyncIterator[Run]:
     claim, started = Claim.take(folder), []
+    may_start, failures = asyncio.Event(), []
+    may_start.set()
     own = WorkerJournal(JournalWriter(folder, "worker-0"))
     journals = WorkerJournals(claim, own)
 
     async def start(place: int) -> RolloutWorker:
-        started.append(DrivenWorker(f"worker-{place + 1}"))
+        await may_start.wait()
+        if failures:
+            may_start.clear()
+            raise failures.pop()
+        started.append(DrivenWorker(f"worker-{place + 1}", f"node-{place}"))
         journals.begin(started[-1].name)
         return started[-1]
 
     pool = WorkerPool(start, num_workers, journals, max_losses, lambda policy, session: None)
     async with asyncio.timeout(20), pool.running():
-        yield Run(pool, started, [])
+        yield Run(pool, started, [], may_start, failures)
     await own.writer.close()
 
 
@@ -185,6 +195,49 @@ async def test_a_loss_counts_for_the_episode_that_ran_or_for_all_if_that_is_not_
             pool.started[1].events.put_nowait(finished(pool.started[1].assigned[0]))
             assert (await playing[name]).failure is None
         assert pool.pool.metrics()["workers/given_up_total"] == len(losses)
+
+
+async def lose_a_session(pool: Run, folder: Path) -> tuple[asyncio.Task[Episode], DrivenWorker]:
+    """An episode whose worker is gone while its session lives on, and the other worker."""
+    playing = pool.play("e0")
+    first, second = pool.started
+    await first.has(1)
+    held = first.assigned[0]
+    opened = EnvironmentStarted(held.token, Opening((Message(Role.USER, "a task"),)), "session")
+    await write(folder, "worker-1", "e0", Leased(held.ticket, (), held.token), opened)
+    pool.may_start.clear()
+    pool.lose(first)
+    while pool.pool.metrics()["workers/handed_over_total"] < 1:
+        await asyncio.sleep(0.001)
+    return playing, second
+
+
+async def test_an_episode_with_a_live_session_waits_for_a_worker_on_its_node(tmp_path: Path) -> None:
+    async with run(tmp_path, 2) as pool:
+        playing, other = await lose_a_session(pool, tmp_path)
+        unbound = pool.play("e1")
+        await other.has(1)
+        pool.may_start.set()
+        while len(pool.started) < 3:
+            await asyncio.sleep(0.001)
+        successor = pool.started[2]
+        await successor.has(1)
+        assert (successor.node, successor.assigned[0].ticket.episode_id) == ("node-0", "e0")
+        assert [assignment.ticket.episode_id for assignment in other.assigned] == ["e1"]
+        for worker in (successor, other):
+            worker.events.put_nowait(finished(worker.assigned[0]))
+        await asyncio.gather(playing, unbound)
+
+
+async def test_an_episode_with_a_live_session_goes_elsewhere_if_no_worker_comes_up_on_its_node(tmp_path: Path) -> None:
+    async with run(tmp_path, 2) as pool:
+        playing, other = await lose_a_session(pool, tmp_path)
+        assert not other.assigned
+        pool.failures.append(WorkerLostError("crashed", "its node is gone"))
+        pool.may_start.set()
+        await other.has(1)
+        other.events.put_nowait(finished(other.assigned[0]))
+        assert (await playing).failure is None
 
 
 async def test_what_is_lost_while_the_run_parks_is_parked(tmp_path: Path) -> None:
