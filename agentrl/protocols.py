@@ -379,14 +379,7 @@ class Runtime(EngineKeeper, Closing, Protocol):
     """Starts the components of a run somewhere and ends them; one for other machines changes nothing else."""
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> Sequence[Engine]:
-        """The engines that serve a policy's rollouts: all, or one to begin with where others may come late."""
-
-    async def late_engine(self, policy: str) -> Engine:
-        """Waits for: room for one more engine of a policy, and its start; never if it has all of them.
-
-        Raises:
-            EngineError: it found room and did not start, and is not waited for any more.
-        """
+        """The engines that serve a policy's rollouts."""
 
     async def start_side_engine(self, role: str, policy: str, model: Path, version: PolicyVersion) -> Engine:
         """An engine of a policy apart from the rollouts', for evaluations or a scorer; nothing replaces it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import threading
@@ -29,6 +30,8 @@ def join(config: RayRuntimeConfig) -> bool:
         return False
     address = config.address
     _check_reachable(address)
+    # Ray's advice on clusters goes to whoever starts one; what fails is told by what it raises.
+    logging.getLogger("ray").setLevel(logging.ERROR)
     alone = {"include_dashboard": False} if address == "local" else {}
     with _signals_kept():
         try:

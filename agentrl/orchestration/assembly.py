@@ -138,7 +138,7 @@ async def assembled(
         check_forks(config, hosts)
         keepers = SandboxKeepers(own, config.sandbox, config.name, run.logs, places, described)
         ending.push_async_callback(keepers.close)
-        runtime: Runtime = ProcessRuntime(config, run.logs, places, await asyncio.to_thread(run.mark))
+        runtime = ProcessRuntime(config, run.logs, places, await asyncio.to_thread(run.mark))
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)
         observer.on_phase("starting engines and trainer")
@@ -182,7 +182,7 @@ class _Assembly:
     start: StartPoint
     observer: RunObserver
     places: Places
-    runtime: Runtime
+    runtime: ProcessRuntime
     recorder: Recorder
     chats: Mapping[str, ChatFormat]
     hosts: Mapping[str, EnvironmentHost]
@@ -343,7 +343,7 @@ class _Assembly:
         return bounds
 
 
-async def _admit(runtime: Runtime, policy: str, fleet: Fleet, pool: WorkerPool) -> None:
+async def _admit(runtime: ProcessRuntime, policy: str, fleet: Fleet, pool: WorkerPool) -> None:
     """Waits for: workers, then for engines that find room late, which join the fleet. Ends by cancellation."""
     await pool.until_up()
     while True:

@@ -44,7 +44,11 @@ class ProcessRuntime:
         self._irreplaceable_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> list[Engine]:
-        """The engines that serve a policy's rollouts. Raises ConfigError, EngineError or EngineTakenError."""
+        """The engines that serve a policy's rollouts, or one of them where `late_engine` gives the others.
+
+        Raises:
+            ConfigError, EngineError, EngineTakenError: one does not start, or is another run's.
+        """
         config = self._policy(policy)
         if isinstance(config.engine, AttachedEngineConfig):
             found = attachments(policy, config.engine, config.client, config.publish.pause_mode, version, self._mark)
@@ -64,10 +68,10 @@ class ProcessRuntime:
         return list(await asyncio.gather(*(start() for start in starts)))
 
     async def late_engine(self, policy: str) -> Engine:
-        """Waits for: an engine of a policy that has found room by now. Unblocked by: it; never if there is none.
+        """Waits for: room for one more engine of a policy, and its start; never if it has all of them.
 
         Raises:
-            ConfigError, EngineError: it found room and did not start.
+            ConfigError, EngineError: it found room and did not start, and is not waited for any more.
         """
         late = self._late.setdefault(policy, set())
         late.update(asyncio.create_task(start()) for start in self._later.pop(policy, ()))

@@ -77,6 +77,9 @@ def test_a_run_on_two_nodes_parks_when_it_is_stopped_and_trains_what_it_plays(cl
         assert sum(len(children_on(node, RANK)) for node in cluster.nodes) == 1
         stop(process, folder)
     assert runs.state(run)["status"] == "stopped"
+    told = (folder / "output").read_text()
+    assert "(raylet)" not in told
+    assert "ray.io" not in told
     assert not any(children_on(node, ENGINE, WORKER, RANK, ACTOR) for node in cluster.nodes)
     result = runs.agentrl("resume", run)
     assert result.returncode == 0, result.stdout + result.stderr
