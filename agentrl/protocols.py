@@ -365,17 +365,7 @@ class Publisher(Protocol):
         """Returns once every engine serves it or is set aside. Raises PublishError if none serves it."""
 
 
-class EngineKeeper(Protocol):
-    """Knows when engines end, and brings them back."""
-
-    async def engine_ended(self, name: str) -> str:
-        """Waits for: the end of an engine's process. Returns how it ended; never for engines of others."""
-
-    async def revive_engine(self, name: str) -> Engine:
-        """A new process for a dead one, or the same once it answers again. Raises EngineError if it stays away."""
-
-
-class Runtime(EngineKeeper, Closing, Protocol):
+class Runtime(Closing, Protocol):
     """Starts the components of a run somewhere and ends them; one for other machines changes nothing else."""
 
     async def start_engines(self, policy: str, model: Path, version: PolicyVersion) -> Sequence[Engine]:
@@ -386,6 +376,12 @@ class Runtime(EngineKeeper, Closing, Protocol):
 
     async def start_trainer(self, policy: str, model: Path, version: PolicyVersion) -> Trainer:
         """The ranks that train a policy."""
+
+    async def engine_ended(self, name: str) -> str:
+        """Waits for: the end of an engine's process. Returns how it ended; never for engines of others."""
+
+    async def revive_engine(self, name: str) -> Engine:
+        """A new process for a dead one, or the same once it answers again. Raises EngineError if it stays away."""
 
     async def watch(self) -> None:
         """Waits for: the death of what cannot be replaced. Raises EngineError then."""

@@ -7,7 +7,7 @@ import logging
 
 from agentrl.inference.config import FleetConfig
 from agentrl.inference.fleet import EngineState, Fleet, Member
-from agentrl.protocols import EngineKeeper
+from agentrl.protocols import Runtime
 from agentrl.types.errors import EngineError, EngineRestartedError, EnginesLostError
 
 _log = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ class FleetSupervisor:
     publisher has its receipt.
     """
 
-    def __init__(self, fleet: Fleet, keeper: EngineKeeper, config: FleetConfig) -> None:
-        self._fleet, self._keeper, self._config = fleet, keeper, config
+    def __init__(self, fleet: Fleet, runtime: Runtime, config: FleetConfig) -> None:
+        self._fleet, self._runtime, self._config = fleet, runtime, config
 
     async def run(self) -> None:
         """Watch every engine, and those that join.
@@ -48,7 +48,7 @@ class FleetSupervisor:
             reason = await self._until_dead(name)
             self._fleet.dead(name, reason)
             try:
-                engine = await self._keeper.revive_engine(name)
+                engine = await self._runtime.revive_engine(name)
             except EngineError as error:
                 self._fleet.dead(name, f"{reason}; {error}")
                 break
@@ -58,7 +58,7 @@ class FleetSupervisor:
 
     async def _until_dead(self, name: str) -> str:
         """Why the engine is dead, once it is."""
-        ended = asyncio.create_task(self._keeper.engine_ended(name))
+        ended = asyncio.create_task(self._runtime.engine_ended(name))
         silent = asyncio.create_task(self._until_silent(self._fleet.members[name]))
         try:
             await asyncio.wait({ended, silent}, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from agentrl.inference.router import EngineRouter
 from agentrl.inference.supervision import FleetSupervisor
 from agentrl.orchestration.config import PolicyConfig
 from agentrl.process.ports import LOOPBACK
-from agentrl.protocols import Engine, EngineKeeper, WeightTransport
+from agentrl.protocols import Engine, Runtime, WeightTransport
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.weights import PauseMode
 from agentrl.weights.adapter import AdapterTransport
@@ -50,7 +50,7 @@ class Serving:
 def build_serving(
     policy: PolicyConfig,
     engines: Sequence[Engine],
-    keeper: EngineKeeper,
+    runtime: Runtime,
     first: WeightsManifest,
     logs: Path,
     host: str = LOOPBACK,
@@ -65,7 +65,7 @@ def build_serving(
     wait_s = _wait_s(policy) + still_s
     transport = build_transport(policy, logs, host)
     publisher = StagedPublisher(fleet, transport, policy.publish, first, wait_s)
-    supervisor = FleetSupervisor(fleet, keeper, policy.fleet)
+    supervisor = FleetSupervisor(fleet, runtime, policy.fleet)
     resynchronizer = Resynchronizer(fleet, publisher)
     router = EngineRouter(fleet, wait_s)
     return Serving(fleet, router, publisher, (supervisor.run, resynchronizer.run))
