@@ -384,7 +384,7 @@ class Runtime(Closing, Protocol):
         """A new process for a dead one, or the same once it answers again. Raises EngineError if it stays away."""
 
     async def watch(self) -> None:
-        """Waits for: the death of what cannot be replaced. Raises EngineError then."""
+        """Waits for: the death of what cannot be replaced. Raises EngineError or PlacesLostError then."""
 
 
 class MetricSink(Protocol):

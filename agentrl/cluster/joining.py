@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -13,9 +15,16 @@ import ray
 from ray.exceptions import RayError
 
 from agentrl.cluster.config import RayRuntimeConfig
+from agentrl.cluster.nodes import live_nodes
+from agentrl.process.place import PlacesLostError
+from agentrl.process.threads import run_in_thread
 from agentrl.types.errors import ConfigError
 
 _REACH_S = 10.0
+_LOOK_S = 2.0
+_HEAD_S = 30.0
+"""Seconds that the head may be silent, as while it is started anew. Ray ends the process after a minute."""
+_AGAIN = "the run by the same command with --resume"
 # This thread of Ray's fails if it is still about to subscribe when everything ends, which is of no interest to anybody.
 _LISTENER = "ray_listen_error_messages"
 
@@ -55,6 +64,44 @@ def leave() -> None:
         ray.shutdown()
     finally:
         threading.excepthook = hook
+
+
+async def watch_cluster() -> None:
+    """Waits for: the end of the cluster's head, or of this machine's node. Unblocked by: either, or cancellation.
+
+    Raises:
+        PlacesLostError: without either Ray starts nothing any more, and ends what it has started.
+    """
+    context = ray.get_runtime_context()
+    address, own = context.gcs_address, context.get_node_id()
+    loop = asyncio.get_running_loop()
+    answered = loop.time()
+    while loop.time() - answered < _HEAD_S:
+        await asyncio.sleep(_LOOK_S)
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_REACH_S):
+                ids = await _ids_of_nodes(address)
+            answered = loop.time()
+            if own not in ids:
+                raise PlacesLostError(
+                    f"this machine's node of the Ray cluster at {address} has ended, and with it all that the run had "
+                    f"started: start it by `ray start --address={address}`, then {_AGAIN}"
+                )
+    raise PlacesLostError(
+        f"the head of the Ray cluster at {address} has not answered for {_HEAD_S:.0f} s: start it and its nodes, then "
+        f"{_AGAIN}"
+    )
+
+
+async def _ids_of_nodes(address: str) -> set[str]:
+    """Nodes that are up. Ray's own question waits as long as the head is gone, so that it is asked only if it answers.
+
+    Waits for: the head. Raises OSError.
+    """
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.close()
+    return {node.node_id for node in await run_in_thread("nodes", live_nodes)}
 
 
 def _check_reachable(address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 from collections import Counter
@@ -18,14 +19,15 @@ from agentrl import codec
 from agentrl.cluster.actor import ProcessActor, Started
 from agentrl.cluster.calls import ActorCalls
 from agentrl.cluster.config import RayRuntimeConfig, resources_of
-from agentrl.cluster.joining import join, leave
+from agentrl.cluster.joining import join, leave, watch_cluster
 from agentrl.cluster.nodes import Node, describe, fits, free_nodes, own_host
 from agentrl.cluster.process import RayProcess
-from agentrl.process.place import Place, PlaceLostError, ProcessLaunch, Role
+from agentrl.process.place import Place, PlaceLostError, PlacesLostError, ProcessLaunch, Role
 from agentrl.process.threads import run_in_thread
 
 _START_S = 180.0  # an actor's process imports what it needs from a disk that others may share
 _LOOK_S = 2.0
+_REMOVE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -35,11 +37,11 @@ class _Seats:
     group: PlacementGroup
     taken: int
 
-    def give_back(self) -> None:
+    async def give_back(self) -> None:
         """One member needs it no more."""
         self.taken -= 1
         if self.taken == 0:
-            remove_placement_group(self.group)
+            await _remove(self.group)
 
 
 class RayPlace:
@@ -86,7 +88,7 @@ class RayPlace:
             self.is_closed = True
             self._calls.kill()
             if self._seats is not None:
-                self._seats.give_back()
+                await self._seats.give_back()
 
 
 @dataclass(slots=True)
@@ -155,6 +157,14 @@ class RayPlaces:
         self._note([found])
         return found
 
+    async def watch(self) -> None:
+        """Waits for: the end of the cluster's head, or of this machine's node. Raises PlacesLostError then."""
+        try:
+            await watch_cluster()
+        except PlacesLostError:
+            self._has_joined = False  # there is nothing left to leave, and Ray would wait for it
+            raise
+
     async def close(self) -> None:
         """Give all places back, and leave the cluster; safe to call twice."""
         for place in self._taken:
@@ -186,7 +196,7 @@ class RayPlaces:
             starts = (self._start_in(seats, number, name, share, team) for number, name in enumerate(names))
             places = await asyncio.gather(*starts)
         except BaseException:
-            remove_placement_group(group)  # ends the actors in it, too
+            await _remove(group)  # ends the actors in it, too
             raise
         self._note(places)
         return places
@@ -234,3 +244,13 @@ class RayPlaces:
     def _note(self, places: list[RayPlace]) -> None:
         """They are to be closed, and those need not be that were."""
         self._taken = [place for place in self._taken if not place.is_closed] + places
+
+
+async def _remove(group: PlacementGroup) -> None:
+    """Give a group's resources back, and end the actors in it. Waits for: the head. Unblocked by: it, or a deadline.
+
+    A head that is gone keeps nothing.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REMOVE_S):
+            await run_in_thread("give-back", lambda: remove_placement_group(group))

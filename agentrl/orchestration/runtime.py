@@ -156,8 +156,19 @@ class ProcessRuntime:
         raise EngineError(f"engine.max_restarts = {limit} allows no further start; look at its log{reason}")
 
     async def watch(self) -> None:
-        """Waits for: the death of the evaluation's engine, which nothing replaces. Raises EnginesLostError then."""
-        await self._irreplaceable_ended
+        """Waits for: the loss of what nothing replaces, the evaluation's engine or all places. Unblocked by: it.
+
+        Raises:
+            EnginesLostError: the engine has ended.
+            PlacesLostError: there are no places any more.
+        """
+        places = asyncio.create_task(self._places.watch(), name="watch-places")
+        try:
+            ended, _ = await asyncio.wait({places, self._irreplaceable_ended}, return_when=asyncio.FIRST_COMPLETED)
+            for loss in ended:
+                loss.result()
+        finally:
+            places.cancel()
 
     async def close(self) -> None:
         """End everything; safe to call twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -126,6 +127,10 @@ class LocalPlaces:
     async def beside(self, place: Place, name: str) -> LocalPlace:
         """The place."""
         return LocalPlace()
+
+    async def watch(self) -> None:
+        """Waits for: nothing, for this machine does not go. Unblocked by: cancellation."""
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Nothing is kept."""

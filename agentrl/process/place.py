@@ -19,6 +19,10 @@ class PlaceLostError(AgentRLError):
     """A place is gone, with all that ran there: its machine ended, or cannot be reached. The message names it."""
 
 
+class PlacesLostError(AgentRLError):
+    """Whatever hands out places is gone, and all of them with it; the run ends, to be started again once it is back."""
+
+
 class Role(StrEnum):
     """What processes are for, by which a place is chosen for them."""
 
@@ -162,6 +166,9 @@ class Places(Protocol):
         Raises:
             PlaceLostError: the machine is gone.
         """
+
+    async def watch(self) -> None:
+        """Waits for: the loss of what hands out places, with all of them. Raises PlacesLostError."""
 
     async def close(self) -> None:
         """Give back what was not; safe to call twice."""

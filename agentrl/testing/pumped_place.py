@@ -177,6 +177,10 @@ class PumpedPlaces:
         """A place of its own."""
         return await self.take(Role.WORKER, name)
 
+    async def watch(self) -> None:
+        """Waits for: nothing. Unblocked by: cancellation."""
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         """Close those that were not."""
         for place in self.taken.values():

@@ -53,7 +53,7 @@ class NodeShape:
 
 
 class VirtualCluster:
-    """A head at `address`, and `nodes` that may be added and killed.
+    """A `head` at `address`, and `nodes` that may be added and killed.
 
     Use it from the main thread, since what it starts ends with the thread that started it. Its switch for tokens is set
     in this process's environment, too, for drivers that this process is or starts.
@@ -64,6 +64,7 @@ class VirtualCluster:
     def __init__(self, network: VirtualNetwork, shared: Sequence[Path]) -> None:
         self._network, self._shared = network, tuple(shared)
         self._port, self._folder = free_port(network.host), tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        self.head: VirtualMachine
         self.nodes: list[VirtualMachine] = []
 
     @classmethod
@@ -122,9 +123,9 @@ class VirtualCluster:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_head(self, shape: NodeShape) -> None:
-        machine = self._network.add_here()
+        self.head = self._network.add_here()
         head = (*_HEAD, f"--port={self._port}", f"--temp-dir={self._folder}")
-        _wait(machine, self._ray(machine, shape, *head))
+        _wait(self.head, self._ray(self.head, shape, *head))
 
     def _ray(self, machine: VirtualMachine, shape: NodeShape, *arguments: str) -> subprocess.Popen[bytes]:
         resources = json.dumps(dict(shape.resources))

@@ -140,7 +140,7 @@ class RayStorm:
         took_s = time.monotonic() - started
         self.recovery_s.setdefault(victim, []).append(took_s)
         self.run.kills += 1
-        say(f"kill {self.run.kills}: {victim}; on after {took_s:.1f} s, at step {self.newest_step()}")
+        say(f"kill {self.run.kills}: {victim}; on after {took_s:.1f} s; {self.faults()} faults so far")
         time.sleep(rng.expovariate(1 / _MEAN_DELAY_S))
 
     def cut_short(self) -> None:
@@ -215,10 +215,9 @@ class RayStorm:
 
     def _kill_raylet(self, node: VirtualMachine) -> None:
         """Kill a node's raylet: what the run had there ends, though the machine goes on."""
-        inside = os.readlink(f"/proc/{node.pid}/ns/pid")
-        [raylet] = [pid for pid in _processes() if _program(pid).endswith("raylet/raylet") and _lives_in(pid, inside)]
+        [raylet] = programs_on(node, "raylet")
         os.kill(raylet, signal.SIGKILL)
-        self._wait_until(lambda: not any(_lives_in(pid, inside) for pid, _ in self.run.processes()), "leave the node")
+        self._wait_until(lambda: not any(_is_on(node, pid) for pid, _ in self.run.processes()), "leave the node")
         self.cluster.kill_node(node)
 
     def _replace(self, victim: Victim) -> None:
@@ -302,6 +301,17 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def programs_on(machine: VirtualMachine, name: str) -> list[int]:
+    """Processes of a machine whose program is named so, as this machine counts."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and _is_on(machine, int(entry.name)):
+                program = (entry / "cmdline").read_text().partition("\0")[0]
+                found += [int(entry.name)] if Path(program).name == name else []
+    return found
+
+
 def parent_of(pid: int) -> int:
     """The parent of a process, which is not gone."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -336,19 +346,9 @@ def _log_of(pid: int) -> Path:
     return Path()
 
 
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _program(pid: int) -> str:
+def _is_on(machine: VirtualMachine, pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
-    return ""
-
-
-def _lives_in(pid: int, namespace: str) -> bool:
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{pid}/ns/pid") == namespace
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink(f"/proc/{machine.pid}/ns/pid")
     return False
 
 
