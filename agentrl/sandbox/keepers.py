@@ -71,6 +71,10 @@ class SandboxKeepers:
         """The same on the machine of another one. Raises PlaceLostError."""
         return _PlaceWithKeeper(await self._places.beside(place, name), self)
 
+    async def watch(self) -> None:
+        """Waits for: the loss of the places. Raises PlacesLostError."""
+        await self._places.watch()
+
     async def variables_at(self, place: Place) -> dict[str, str]:
         """What the environment of a process has at a place by which it finds its machine's keeper.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from agentrl.journal.entries import Ended, Intended, Leased, PartialReply, TurnCommitted
 from agentrl.journal.history import EpisodeHistory
 from agentrl.journal.reading import read_journal
+from agentrl.types.task import Split
 
 EXTERNAL = "schema"
 _BYTES_A_TOKEN = 4  # ids are of 32 bits
@@ -113,7 +114,8 @@ class KillVerdict:
         return turns
 
     def _count_effects(self, final: set[str]) -> None:
-        effects = [line.split(" ", 2) for line in _lines(self.count_file)]
+        # Episodes of an evaluation are on no record: each evaluation plays all of them anew, under the same names.
+        effects = [line.split(" ", 2) for line in _lines(self.count_file) if not line.startswith(f"{Split.HELDOUT}-")]
         in_instance = Counter((effect, instance) for effect, instance, _ in effects)
         outside = Counter(effect for effect, _, tool in effects if tool == EXTERNAL)
         self._twice |= {effect for (effect, _), times in in_instance.items() if times > 1}
