@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -28,6 +29,7 @@ from agentrl.process.threads import run_in_thread
 _START_S = 180.0  # an actor's process imports what it needs from a disk that others may share
 _LOOK_S = 2.0
 _REMOVE_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -249,8 +251,10 @@ class RayPlaces:
 async def _remove(group: PlacementGroup) -> None:
     """Give a group's resources back, and end the actors in it. Waits for: the head. Unblocked by: it, or a deadline.
 
-    A head that is gone keeps nothing.
+    A head that is gone keeps nothing, and one that is slow takes the group away later.
     """
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(_REMOVE_S):
             await run_in_thread("give-back", lambda: remove_placement_group(group))
+    except (TimeoutError, RayError) as error:
+        _log.warning("the room of a process was not given back in time: %s", error)
