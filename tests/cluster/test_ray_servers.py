@@ -58,10 +58,10 @@ async def test_sessions_on_a_server_outlive_the_node_of_a_worker_and_end_with_th
                 await until(lambda: pool.pool.metrics()["workers/handed_over_total"] == NUM_EPISODES / 2)
                 pool.engine.released.set()
                 episodes = await playing_all
-            assert not losing.done()
-            cluster.kill_node(home)
-            with pytest.raises(PlaceLostError, match=rf"{home.host}.* ended .*and it was the last"):
-                await asyncio.wait_for(losing, DEADLINE_S)
+                assert not losing.done()
+                cluster.kill_node(home)
+                with pytest.raises(PlaceLostError, match=rf"{home.host}.* ended .*and it was the last"):
+                    await asyncio.wait_for(losing, DEADLINE_S)
     finally:
         await places.close()
         cluster.add_node()

@@ -109,7 +109,9 @@ async def test_the_loss_of_a_place_is_the_loss_of_its_worker(tiny_model: Path, t
     assert (metrics["workers/restarts_total"], metrics["workers/handed_over_total"]) == (1, 4)
     assert "process worker-1: its place is gone; end of" in caplog.text
     assert places.taken["worker-1"] is not lost, "another takes its place"
-    assert all(place.is_closed for place in (lost, *places.taken.values()))
+    assert lost.is_closed
+    await places.close()
+    assert all(place.is_closed for place in places.taken.values())
 
 
 async def test_episodes_go_on_in_whatever_number_of_workers_a_later_start_has(tiny_model: Path, tmp_path: Path) -> None:

@@ -145,7 +145,6 @@ async def playing(
         await asyncio.wait([judging])
         await asyncio.gather(*(host.close() for host in hosts.values()))
         await journal.close()
-        await places.close()
 
 
 async def nothing() -> None:
