@@ -55,17 +55,22 @@ class ProcessRuntime:
             async with asyncio.TaskGroup() as attaching:
                 tasks = [attaching.create_task(self._attach(attachment)) for attachment in found]
             return [task.result() for task in tasks]
+        # In an elastic run others might take the room of what the run cannot begin without.
+        num_first = 1 if self._places.is_elastic else config.engine.count
         starts = [
             partial(
-                self._launch, policy, f"engine-{policy}-{number}", model, version, number, config.publish.pause_mode
+                self._launch if number < num_first else self._launch_late,
+                policy,
+                f"engine-{policy}-{number}",
+                model,
+                version,
+                number,
+                config.publish.pause_mode,
             )
             for number in range(config.engine.count)
         ]
-        if self._places.is_elastic:
-            # The others might take the room of what the run cannot begin without.
-            self._later[policy] = starts[1:]
-            starts = starts[:1]
-        return list(await asyncio.gather(*(start() for start in starts)))
+        self._later[policy] = starts[num_first:]
+        return list(await asyncio.gather(*(start() for start in starts[:num_first])))
 
     async def late_engine(self, policy: str) -> Engine:
         """Waits for: room for one more engine of a policy, and its start; never if it has all of them.
@@ -139,21 +144,8 @@ class ProcessRuntime:
             attachment, client = self._attached[name]
             await client.close()
             return await self._attach(attachment)
-        launch = self._launches[name]
         await self._processes[name].close()
-        reason = ""
-        while self._restarts[name] < launch.config.max_restarts:
-            self._restarts[name] += 1
-            await self._give_back(name)
-            try:
-                return await self._start(launch)
-            except EnginesLostError as error:
-                reason = f"; {error}"
-            except ConfigError as error:
-                raise EngineError(str(error)) from error
-        await self._give_back(name)
-        limit = launch.config.max_restarts
-        raise EngineError(f"engine.max_restarts = {limit} allows no further start; look at its log{reason}")
+        return await self._start_anew(name, "look at its log")
 
     async def watch(self) -> None:
         """Waits for: the loss of what nothing replaces, the evaluation's engine or all places. Unblocked by: it.
@@ -208,6 +200,31 @@ class ProcessRuntime:
         )
         self._launches[name] = launch
         return await self._start(launch)
+
+    async def _launch_late(
+        self, policy: str, name: str, model: Path, version: PolicyVersion, number: int, pause_mode: PauseMode
+    ) -> Engine:
+        """The same of one that the run does not wait for: it has its further starts from the beginning."""
+        try:
+            return await self._launch(policy, name, model, version, number, pause_mode)
+        except EnginesLostError as error:
+            return await self._start_anew(name, str(error))
+
+    async def _start_anew(self, name: str, reason: str) -> Engine:
+        """Start an engine once more, and again if it is lost meanwhile. Raises EngineError once that was too often."""
+        launch = self._launches[name]
+        while self._restarts[name] < launch.config.max_restarts:
+            self._restarts[name] += 1
+            await self._give_back(name)
+            try:
+                return await self._start(launch)
+            except EnginesLostError as error:
+                reason = str(error)
+            except ConfigError as error:
+                raise EngineError(str(error)) from error
+        await self._give_back(name)
+        limit = launch.config.max_restarts
+        raise EngineError(f"engine.max_restarts = {limit} allows no further start; {reason}")
 
     async def _attach(self, attachment: Attachment) -> EngineClient:
         client = await attachment.attach()

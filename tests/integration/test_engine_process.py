@@ -130,12 +130,18 @@ class PlacesThatFail(PumpedPlaces):
 
     num_lost = 0
 
-    async def take(self, role: Role, name: str) -> PumpedPlace:
-        place = await super().take(role, name)
+    async def take(self, role: Role, name: str, team: str = "") -> PumpedPlace:
+        place = await super().take(role, name, team)
         if self.num_lost:
             self.num_lost -= 1
             place.lose()
         return place
+
+
+class ElasticPlacesThatFail(PlacesThatFail):
+    """A run begins with one engine of a policy."""
+
+    is_elastic = True
 
 
 async def test_an_engine_whose_next_place_is_lost_too_is_started_at_the_one_behind_it(
@@ -153,6 +159,23 @@ async def test_an_engine_whose_next_place_is_lost_too_is_started_at_the_one_behi
         assert await engine.probe() == FIRST
         with pytest.raises(EngineError, match=r"engine.max_restarts = 2 allows no further start"):
             await runtime.revive_engine("engine-main-0")
+    finally:
+        await runtime.close()
+
+
+async def test_an_engine_that_an_elastic_run_does_not_wait_for_is_started_again_if_it_is_lost_meanwhile(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = tomllib.loads(runs.RECIPE)
+    settings["policies"]["main"] |= {"model": str(tiny_model), "engine": {"kind": "embedded", "count": 2}}
+    places = ElasticPlacesThatFail()
+    runtime = ProcessRuntime(parse_config(RunConfig, settings, "test"), tmp_path, places)
+    try:
+        [first] = await runtime.start_engines("main", tiny_model, FIRST)
+        places.num_lost = 1
+        late = await runtime.late_engine("main")
+        assert (first.name, late.name) == ("engine-main-0", "engine-main-1")
+        assert await late.probe() == FIRST
     finally:
         await runtime.close()
 
