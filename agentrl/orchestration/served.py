@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from agentrl import codec
 from agentrl.orchestration.config import EnvironmentSection, RunConfig
@@ -129,6 +130,7 @@ class EnvironmentServers:
         log, logs = (self._logs / f"{name}.log").absolute(), (self._logs / name).absolute()
         logs.mkdir(exist_ok=True)
         place = await self._places.take(Role.ENVIRONMENT, name)
+        process: PlacedProcess | None = None
         try:
             process = await place.start(ProcessLaunch(name, (*CHILD, _MODULE), str(log)))
             reader, control = await asyncio.open_connection(sock=process.connection)
@@ -136,23 +138,23 @@ class EnvironmentServers:
             control.write(codec.to_json(PlacedServer(options, place.host)) + b"\n")
             async with asyncio.timeout(_START_S):
                 line = await reader.readline()
+            ready = codec.from_json(line, ServerReady) if line else await self._ended(name, process, log)
+            if ready.error is not None:
+                raise ConfigError(f"environments.{environment}: {ready.error}")
         except BaseException as error:
+            if process is not None:
+                await process.end()
             await place.close()
             if isinstance(error, OSError):  # a deadline, too
-                raise PlaceLostError(
-                    f"{name} could not be started: {str(error) or f'not up in {_START_S:g} s'}"
-                ) from error
+                why = str(error) or f"not up in {_START_S:g} s"
+                raise PlaceLostError(f"{name} could not be started: {why}") from error
             raise
-        ready = codec.from_json(line, ServerReady) if line else None
-        if ready is None or ready.error is not None:
-            await process.end()
-            await place.close()
-            if ready is None:
-                raise PlaceLostError(
-                    f"{name} ended at its start ({process.how_it_ended()}); end of {log}:\n{tail(log)}"
-                )
-            raise ConfigError(f"environments.{environment}: {ready.error}")
         self._servers.append(_Server(environment, ready.url, place, process, control))
+
+    async def _ended(self, name: str, process: PlacedProcess, log: Path) -> NoReturn:
+        """Of a server that has hung up. Raises PlaceLostError."""
+        await process.end()
+        raise PlaceLostError(f"{name} ended at its start ({process.how_it_ended()}); end of {log}:\n{tail(log)}")
 
     def _options(self, section: EnvironmentSection, environment: str, logs: Path) -> ServerOptions:
         rollout, call_s = self.config.rollout, self.config.limits_of(environment).tool_s
