@@ -21,12 +21,11 @@ from agentrl.types.errors import ConfigError
 
 _PROBE_S = 120.0
 _LEAST_FREE_BYTES = 500_000_000
-_WHOLE = (Role.TRAINER, Role.ENVIRONMENT)  # of which a run has all from its start
 _VERSIONS = ("Python", "Ray", "agentrl")
 
 
 def check_resources(config: RayRuntimeConfig, members: Mapping[Role, int], nodes: list[Node] | None = None) -> None:
-    """Whether the cluster has what `members` of each role take: all of them, or of an elastic run, the least it needs.
+    """Whether the cluster has what `members` of each role, without which the run cannot begin, take together.
 
     Raises:
         ConfigError: it has not; says what is asked for, and what is there.
@@ -41,17 +40,21 @@ def check_resources(config: RayRuntimeConfig, members: Mapping[Role, int], nodes
                 f"no node of the cluster has what a member of runtime role '{role}' asks for, {describe(share)}. There "
                 f"is {there}. Add a node that has it, or ask for less in [runtime]"
             )
-        number = min(number, 1) if config.elastic and role not in _WHOLE else number
         for name, amount in share.items():
             needed[name] = needed.get(name, 0) + number * amount
     if not fits(needed, _total(nodes)):
         asked = ", ".join(
             f"{number} x {role} of {describe(resources_of(config, role))}" for role, number in members.items() if number
         )
+        remedy = "Add nodes, or ask for less in [runtime]"
+        if not config.elastic:
+            remedy += (
+                ", or set runtime.elastic = true, which starts with one engine of each policy and one worker and adds "
+                "the others as nodes join"
+            )
         raise ConfigError(
             f"the recipe asks for more than the cluster has: {asked}, which is {describe(needed)} in all; there is "
-            f"{there}. Add nodes, ask for less in [runtime], or set runtime.elastic = true, which starts with one "
-            "member of each role beside trainer ranks and environment servers, and adds the others as nodes join"
+            f"{there}. {remedy}"
         )
 
 

@@ -61,9 +61,8 @@ class RayRuntimeConfig(SharingConfig):
     environments: MemberResources = MemberResources()
     """What a server takes of an environment that is placed ``served``."""
     elastic: bool = False
-    """Start with what the cluster has, which is all trainer ranks and environment servers, and one member of each other
-    role at least; more members start as nodes join. Otherwise all that the recipe asks for has to be there before the
-    run starts."""
+    """Start with one engine of each policy, one rollout worker, and all of the other roles; more engines and workers
+    start as nodes join. Otherwise all that the recipe asks for has to be there before the run starts."""
     max_resumes: Annotated[int, Field(ge=0)] = 3
     """How often in a row, without a step in between, the run goes on by itself from its last checkpoint and its journal
     once its trainer or the last engine of a policy is gone."""

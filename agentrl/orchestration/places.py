@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.cluster.config import LocalRuntimeConfig
+from agentrl.cluster.config import LocalRuntimeConfig, RayRuntimeConfig
 from agentrl.inference.config import AttachedEngineConfig
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.served import TOKEN_VARIABLE
@@ -26,7 +26,8 @@ async def build_places(config: RunConfig) -> Places:
         from agentrl.cluster.places import RayPlaces
     except ModuleNotFoundError as error:
         raise ConfigError(_NO_RAY) from error
-    return RayPlaces.open(config.runtime, _named_variables(config.model_dump(mode="json")))
+    named = _named_variables(config.model_dump(mode="json"))
+    return RayPlaces.open(config.runtime, named | {TOKEN_VARIABLE})
 
 
 def plays_elsewhere(config: RunConfig) -> bool:
@@ -49,15 +50,20 @@ async def check_places(config: RunConfig, folder: Path, members: Mapping[Role, i
 
 
 def members_of(config: RunConfig) -> Mapping[Role, int]:
-    """Processes of each role that a run has from its start; scorers may have more of them later."""
-    policies = config.policies.items()
+    """Processes of each role that a run cannot begin without; of some it has more later.
+
+    An elastic run begins with one engine of each policy and one worker.
+    """
+    runtime = config.runtime
+    is_elastic = isinstance(runtime, RayRuntimeConfig) and runtime.elastic
+    engines = [policy.engine for policy in config.policies.values()]
+    counts = [engine.count for engine in engines if not isinstance(engine, AttachedEngineConfig)]
     is_evaluated = any(map(config.is_evaluated, config.trained))
     processes = num_processes(config)
-    served = sum(p.engine.count for _, p in policies if not isinstance(p.engine, AttachedEngineConfig))
     return {
-        Role.ENGINE: served + (len(config.acting) if is_evaluated else 0),
+        Role.ENGINE: (len(counts) if is_elastic else sum(counts)) + (len(config.acting) if is_evaluated else 0),
         Role.TRAINER: sum(config.policies[name].trainer.ranks for name in config.trained),
-        Role.WORKER: processes,
+        Role.WORKER: min(processes, 1) if is_elastic else processes,
         Role.EVALUATOR: int(is_evaluated and processes > 0),
         Role.ENVIRONMENT: sum(s.num_servers for s in config.environments.values() if s.placement == "served"),
         Role.SCORER: sum(find_definition(scorer.kind).computes for scorer in config.turn_scorers()),
@@ -77,4 +83,4 @@ def _named_variables(settings: object) -> frozenset[str]:
     if not isinstance(settings, dict):
         return frozenset()
     named = {value for key, value in settings.items() if key.endswith("_variable") and isinstance(value, str)}
-    return frozenset({TOKEN_VARIABLE, *named}).union(*map(_named_variables, settings.values()))
+    return frozenset(named).union(*map(_named_variables, settings.values()))

@@ -38,13 +38,14 @@ async def test_fewer_gpus_than_asked_for_are_told_with_what_is_there(places, con
         check_resources(asking, {Role.TRAINER: 2, Role.ENGINE: 1})
 
 
-async def test_more_members_than_there_is_room_for_are_refused_unless_the_run_is_elastic(places, config):
+async def test_more_members_than_there_is_room_for_are_refused(places, config):
     members = {Role.TRAINER: 2, Role.ENGINE: 40, Role.WORKER: 40}
     with pytest.raises(ConfigError, match=r"2 x trainer of 1 CPU, 40 x engine.* 82 CPU in all.*runtime.elastic"):
         check_resources(config, members)
-    check_resources(config.model_copy(update={"elastic": True}), members)
-    with pytest.raises(ConfigError, match="90 x trainer"):
-        check_resources(config.model_copy(update={"elastic": True}), {Role.TRAINER: 90})
+    elastic = config.model_copy(update={"elastic": True})
+    with pytest.raises(ConfigError, match=r"40 x engine.*Add nodes, or ask for less in \[runtime\]$"):
+        check_resources(elastic, members)
+    check_resources(elastic, {Role.TRAINER: 2, Role.ENGINE: 1, Role.WORKER: 1})
 
 
 async def test_nodes_of_this_program_that_see_the_folder_pass_and_keep_no_token(places, shared: Path):

@@ -92,3 +92,18 @@ async def test_a_run_on_this_machine_needs_no_ray_and_one_on_a_cluster_names_the
     assert isinstance(await build_places(recipe()), LocalPlaces)
     with pytest.raises(ConfigError, match=r"pip install 'agentrl\[ray\]'"):
         await build_places(recipe(runtime={"kind": "ray"}))
+
+
+def test_an_elastic_run_cannot_begin_without_an_engine_of_each_policy_one_worker_and_what_evaluates():
+    runtime, two = {"kind": "ray", "elastic": True}, {"main": RECIPE["policies"]["main"], "other": {"model": "model"}}
+    assert members_of(recipe(runtime=runtime))[Role.ENGINE] == 2, "of two, and the evaluation's"
+    agents = {"name": "signals", "agents": {"speaker": "main", "listener": "other"}}
+    found = members_of(recipe(runtime=runtime, policies=two, environment=agents))
+    assert found == {
+        Role.ENGINE: 4,
+        Role.TRAINER: 4,
+        Role.WORKER: 1,
+        Role.EVALUATOR: 1,
+        Role.SCORER: 0,
+        Role.ENVIRONMENT: 0,
+    }
