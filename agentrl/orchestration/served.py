@@ -23,8 +23,7 @@ from agentrl.orchestration.config import EnvironmentSection, RunConfig
 from agentrl.process.parent import CHILD
 from agentrl.process.place import Place, PlacedProcess, PlaceLostError, Places, ProcessLaunch, Role
 from agentrl.process.starting import tail
-from agentrl.serving.options import ServerOptions, SessionLimits
-from agentrl.serving.placed import PlacedServer, ServerReady
+from agentrl.serving.options import PlacedServer, ServerOptions, ServerReady, SessionLimits
 from agentrl.types.errors import ConfigError
 
 TOKEN_VARIABLE = "AGENTRL_SERVERS_TOKEN"

@@ -42,3 +42,19 @@ class ServerOptions:
     drain_s: float = 60.0
     max_message_bytes: int = 16 * 2**20
     sandbox: str = "bwrap"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedServer:
+    """What a run has served at a place, and that address, at which the server listens on a port of its choice."""
+
+    options: ServerOptions
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReady:
+    """Where such a server takes calls, or why it cannot."""
+
+    url: str = ""
+    error: str | None = None

@@ -9,32 +9,15 @@ import asyncio
 import logging
 import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from agentrl import codec
 from agentrl.process.loop import run_async
 from agentrl.process.ports import bind
-from agentrl.serving.options import ServerOptions
-from agentrl.serving.parent import EnvironmentServer
+from agentrl.serving.options import PlacedServer, ServerReady
 from agentrl.types.errors import AgentRLError
 
 _MOST_SPEC_BYTES = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedServer:
-    """What is to be served, and the address of the place, at which it listens on a port of its choice."""
-
-    options: ServerOptions
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerReady:
-    """Where the server takes calls, or why it cannot."""
-
-    url: str = ""
-    error: str | None = None
 
 
 async def _run(control: socket.socket) -> None:
@@ -45,20 +28,30 @@ async def _run(control: socket.socket) -> None:
     def tell(said: ServerReady) -> None:
         writer.write(codec.to_json(said) + b"\n")
 
+    try:
+        await _serve(spec, reader, tell)
+    except* ModuleNotFoundError as group:
+        tell(ServerReady(error=f"no server can run there: {group.exceptions[0]}; pip install 'agentrl[serve]'"))
+        await writer.drain()
+    except* AgentRLError as group:
+        tell(ServerReady(error=str(group.exceptions[0])))
+        await writer.drain()
+
+
+async def _serve(spec: PlacedServer, reader: asyncio.StreamReader, tell: Callable[[ServerReady], None]) -> None:
+    """Raises AgentRLError; ModuleNotFoundError where the extra is not installed."""
+    from agentrl.serving.parent import EnvironmentServer
+
     async def stop_with(server: EnvironmentServer) -> None:
         await reader.read()
         server.stop()
 
-    try:
-        with bind(spec.host, 0) as listener:
-            server = EnvironmentServer(spec.options, listener)
-            url = f"http://{spec.host}:{listener.getsockname()[1]}"
-            hearing = asyncio.create_task(stop_with(server), name="parent")
-            await server.run(lambda: tell(ServerReady(url)))
-            await hearing
-    except* AgentRLError as group:
-        tell(ServerReady(error=str(group.exceptions[0])))
-        await writer.drain()
+    with bind(spec.host, 0) as listener:
+        server = EnvironmentServer(spec.options, listener)
+        url = f"http://{spec.host}:{listener.getsockname()[1]}"
+        hearing = asyncio.create_task(stop_with(server), name="parent")
+        await server.run(lambda: tell(ServerReady(url)))
+        await hearing
 
 
 def main() -> None:

