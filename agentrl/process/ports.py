@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
+import secrets
 import socket
 import tempfile
 from contextlib import suppress
@@ -51,13 +52,21 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def name_socket_folder(prefix: str) -> Path:
+    """The path of a folder that nobody has, to be made for a ``socket``, whose path the kernel bounds.
+
+    It is among temporary files, or in /tmp where that would be too long.
+    """
+    name = f"{prefix}{secrets.token_hex(8)}"
+    folder = Path(tempfile.gettempdir()) / name
+    return folder if len(str(folder / "socket")) <= _MOST_CHARACTERS else Path("/tmp") / name
+
+
 def make_socket_folder(prefix: str) -> Path:
-    """A folder for a ``socket``, whose path the kernel bounds; where that of temporary files is too long, in /tmp."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    if len(str(folder / "socket")) <= _MOST_CHARACTERS:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    """Such a folder, which this process's user alone may enter."""
+    folder = name_socket_folder(prefix)
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from agentrl import codec
 from agentrl.process.local_place import LocalPlace
 from agentrl.process.place import Place, PlacedProcess, ProcessLaunch
-from agentrl.process.ports import make_socket_folder
+from agentrl.process.ports import name_socket_folder
 from agentrl.process.starting import tail
 from agentrl.sandbox.client import KeeperHost
 from agentrl.sandbox.config import SandboxConfig
@@ -131,7 +131,8 @@ async def sandboxes(config: SandboxConfig, label: str, log: Path | None = None) 
     if SOCKET_VARIABLE in os.environ:
         yield _Another(config, label, Path(os.environ[SOCKET_VARIABLE]), log)
         return
-    folder = make_socket_folder("agentrl-keeper-")
+    # The keeper makes it: a run that needs none and is killed leaves nothing behind.
+    folder = name_socket_folder("agentrl-keeper-")
     os.environ[SOCKET_VARIABLE] = str(folder / "socket")
     keeper = SandboxKeeper(config, label, folder / "socket", log)
     try:

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -202,8 +201,6 @@ class RayStorm:
             self._process.kill()
             self._process.wait()
             self.run.wait_for_nobody()
-            shutil.rmtree(self.run.temporary)  # a process that is killed tidies up nothing
-            self.run.temporary.mkdir()
         elif victim is Victim.NODE:
             self.cluster.kill_node(rng.choice(self.cluster.nodes))
         elif victim is Victim.RAYLET:
