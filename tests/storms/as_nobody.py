@@ -19,11 +19,13 @@ _PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
-    """Give the socket's folder away, become nobody, and keep sandboxes."""
+    """Make the socket's folder and give it away, become nobody, and keep sandboxes."""
     asyncio.run(asyncio.to_thread(int))
     for name in ("bwrap", "local"):
         registry.load_plugin(registry.SANDBOXES, name)
-    os.chown(Path(os.environ[SOCKET_VARIABLE]).parent, _NOBODY, _NOBODY)
+    folder = Path(os.environ[SOCKET_VARIABLE]).parent
+    folder.mkdir(mode=0o700)
+    os.chown(folder, _NOBODY, _NOBODY)
     os.setgroups([])
     os.setgid(_NOBODY)
     os.setuid(_NOBODY)
