@@ -40,6 +40,7 @@ ON_REQUEST = (
     "trainer_vs_trl",
     "server_vs_openenv",
     "ray_vs_local",
+    "ray_kill_storm",
     "sandbox_latency",
     "sandbox_escape",
 )
