@@ -58,7 +58,13 @@ async def test_a_folder_that_nodes_do_not_see_is_told_with_its_remedy(places, cl
         await check_nodes(tmp_path)
 
 
-async def test_a_node_with_another_program_or_a_full_disk_is_named(places, cluster, shared: Path):
+@pytest.fixture
+def elsewhere(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in a working copy of agentrl: where a driver is, Ray's workers look for modules first."""
+    monkeypatch.chdir(shared)
+
+
+async def test_a_node_with_another_program_or_a_full_disk_is_named(elsewhere, places, cluster, shared: Path):
     """One test, since each node takes seconds."""
     other = shared / "other"
     (other / "agentrl").mkdir(parents=True)
