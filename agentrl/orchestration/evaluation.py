@@ -14,7 +14,15 @@ from agentrl.orchestration.worker_pool import WorkerPool
 from agentrl.protocols import Engine, EnvironmentHost, WeightTransport
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.episode import Episode, Ticket
-from agentrl.types.errors import ConfigError, StalledError
+from agentrl.types.errors import (
+    Boundary,
+    ConfigError,
+    EngineError,
+    EngineRefusedError,
+    EnginesLostError,
+    Failure,
+    StalledError,
+)
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
 from agentrl.weights.receipts import check_receipt
@@ -89,14 +97,25 @@ class Evaluator:
         self._loaded: dict[str, PolicyVersion] = {}
 
     async def load(self, manifest: WeightsManifest) -> None:
-        """Bring a version to its policy's engine and check its receipt, unless it is there. Raises EngineError."""
+        """Bring a version to its policy's engine and check its receipt, unless it is there.
+
+        Raises:
+            EnginesLostError: the engine does not answer.
+            EngineError: it answers otherwise than it should.
+        """
         if self._loaded.get(manifest.policy) == manifest.version:
             return
         engine = self._engines[manifest.policy]
-        await engine.pause()
-        await self._transports[manifest.policy].send(engine, manifest)
-        check_receipt(await engine.receipt(), manifest)
-        await engine.resume()
+        try:
+            await engine.pause()
+            await self._transports[manifest.policy].send(engine, manifest)
+            receipt = await engine.receipt()
+            await engine.resume()
+        except EngineRefusedError:
+            raise
+        except EngineError as error:
+            raise EnginesLostError(f"the engine of the evaluation does not answer: {error}") from error
+        check_receipt(receipt, manifest)
         self._loaded[manifest.policy] = manifest.version
 
     async def run(
@@ -113,7 +132,8 @@ class Evaluator:
 
         Raises:
             ConfigError: the policy has no environment that is evaluated.
-            StalledError: every episode failed.
+            EnginesLostError: every episode failed by its engine, whose end may be known before its machine's is.
+            StalledError: every episode failed by something else, too.
         """
         started = time.monotonic()
         names = [name for name, policies in self._exam.policies.items() if policy in policies]
@@ -122,7 +142,8 @@ class Evaluator:
         episodes = await self.play(names, {**self._loaded, policy: version}, num_tasks, Split.HELDOUT, on_episode)
         scored = [e for e in episodes if e.failure is None and e.reward is not None]
         if not scored:
-            raise StalledError(f"all {len(episodes)} evaluation episodes failed; the last: {episodes[-1].failure}")
+            failures = [episode.failure for episode in episodes]
+            raise _error_of(failures)(f"all {len(failures)} evaluation episodes failed; the last: {failures[-1]}")
         return Evaluation(
             version=version,
             by_environment={
@@ -172,6 +193,11 @@ class Evaluator:
         rounds = (zip(environments, tasks, strict=True) for tasks in zip(*sampled, strict=True))
         turns = (turn for of_round in rounds for turn in of_round)
         return [_ticket(f"{split}-{number:06d}", number, *turn, versions) for number, turn in enumerate(turns)]
+
+
+def _error_of(failures: Sequence[Failure | None]) -> type[StalledError | EnginesLostError]:
+    is_by_engine = all(failure is not None and failure.boundary is Boundary.ENGINE for failure in failures)
+    return EnginesLostError if is_by_engine else StalledError
 
 
 def _ticket(name: str, number: int, environment: str, task: Task, versions: dict[str, PolicyVersion]) -> Ticket:

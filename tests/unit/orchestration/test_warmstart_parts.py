@@ -35,7 +35,7 @@ from agentrl.testing.tiny import tiny_chat
 from agentrl.trainer.sequence import supervised_sequence
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.episode import StopReason
-from agentrl.types.errors import ConfigError, EngineError, StalledError
+from agentrl.types.errors import ConfigError, EngineError, EnginesLostError, StalledError
 from agentrl.types.generation import Sampling
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Limits
@@ -166,6 +166,21 @@ async def test_a_policy_without_an_environment_to_be_evaluated_in_is_told_so(tin
 async def test_an_evaluation_of_which_nothing_is_left_is_an_error(tiny_model):
     with pytest.raises(StalledError, match=r"all 4 evaluation episodes failed; the last: environment\(reward\)"):
         await evaluator(tiny_chat(tiny_model), FaultyOptions(fault="nan")).run("main", PolicyVersion(0, 0), 4)
+
+
+async def test_an_evaluation_whose_engine_does_not_answer_has_lost_it(tiny_model, monkeypatch):
+    """So that the run goes on from its checkpoint, though the end of the engine's machine is not known yet."""
+
+    async def gone(*arguments: object) -> None:
+        raise EngineError("engine at http://10.0.0.1:1: Connection refused")
+
+    judge = evaluator(tiny_chat(tiny_model), FaultyOptions())
+    monkeypatch.setattr(ScriptedEngine, "generate", gone)
+    with pytest.raises(EnginesLostError, match=r"all 4 evaluation episodes failed; the last: engine\("):
+        await judge.run("main", PolicyVersion(0, 0), 4)
+    monkeypatch.setattr(ScriptedEngine, "pause", gone)
+    with pytest.raises(EnginesLostError, match=r"the engine of the evaluation does not answer: .*Connection refused"):
+        await judge.load(WeightsManifest("main", PolicyVersion(0, 1), "", {}, 0))
 
 
 def test_a_scaffold_that_refuses_its_options_is_named():
