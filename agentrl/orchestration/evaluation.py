@@ -132,7 +132,7 @@ class Evaluator:
 
         Raises:
             ConfigError: the policy has no environment that is evaluated.
-            EnginesLostError: every episode failed by its engine, whose end may be known before its machine's is.
+            EnginesLostError: no episode reached its engine, which may be known before the end of its machine is.
             StalledError: every episode failed by something else, too.
         """
         started = time.monotonic()
@@ -196,8 +196,8 @@ class Evaluator:
 
 
 def _error_of(failures: Sequence[Failure | None]) -> type[StalledError | EnginesLostError]:
-    is_by_engine = all(failure is not None and failure.boundary is Boundary.ENGINE for failure in failures)
-    return EnginesLostError if is_by_engine else StalledError
+    causes = {(failure.boundary, failure.kind) for failure in failures if failure is not None}
+    return EnginesLostError if causes == {(Boundary.ENGINE, "unreachable")} else StalledError
 
 
 def _ticket(name: str, number: int, environment: str, task: Task, versions: dict[str, PolicyVersion]) -> Ticket:

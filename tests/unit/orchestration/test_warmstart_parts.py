@@ -35,7 +35,7 @@ from agentrl.testing.tiny import tiny_chat
 from agentrl.trainer.sequence import supervised_sequence
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.episode import StopReason
-from agentrl.types.errors import ConfigError, EngineError, EnginesLostError, StalledError
+from agentrl.types.errors import Boundary, ConfigError, EngineError, EnginesLostError, EpisodeError, StalledError
 from agentrl.types.generation import Sampling
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Limits
@@ -171,12 +171,15 @@ async def test_an_evaluation_of_which_nothing_is_left_is_an_error(tiny_model):
 async def test_an_evaluation_whose_engine_does_not_answer_has_lost_it(tiny_model, monkeypatch):
     """So that the run goes on from its checkpoint, though the end of the engine's machine is not known yet."""
 
+    async def unreached(*arguments: object) -> None:
+        raise EpisodeError(Boundary.ENGINE, "unreachable", "Connection refused")
+
     async def gone(*arguments: object) -> None:
         raise EngineError("engine at http://10.0.0.1:1: Connection refused")
 
     judge = evaluator(tiny_chat(tiny_model), FaultyOptions())
-    monkeypatch.setattr(ScriptedEngine, "generate", gone)
-    with pytest.raises(EnginesLostError, match=r"all 4 evaluation episodes failed; the last: engine\("):
+    monkeypatch.setattr(ScriptedEngine, "generate", unreached)
+    with pytest.raises(EnginesLostError, match=r"all 4 evaluation episodes failed; the last: engine\(unreachable\)"):
         await judge.run("main", PolicyVersion(0, 0), 4)
     monkeypatch.setattr(ScriptedEngine, "pause", gone)
     with pytest.raises(EnginesLostError, match=r"the engine of the evaluation does not answer: .*Connection refused"):
