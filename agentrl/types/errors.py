@@ -116,6 +116,10 @@ class WorkerLostError(AgentRLError):
         self.kind, self.running = kind, running
 
 
+class JobError(AgentRLError):
+    """A job system cannot be reached, or refuses; the message says which, and what to do."""
+
+
 class RunStoppedError(AgentRLError):
     """A run was asked to stop before it had begun to train; nothing of it is lost."""
 

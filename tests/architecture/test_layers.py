@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 LAYERS = (
     {"cli"},
+    {"jobs"},
     {"orchestration"},
     {"gateway"},
     {"rollouts", "trainer", "engine", "checking", "serving", "scoring"},

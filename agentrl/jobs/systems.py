@@ -1,0 +1,33 @@
+"""Which job systems there are. Each is imported when it is asked."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from agentrl.jobs.config import JobConfig
+from agentrl.jobs.job import JobSystem
+
+
+class SystemName(StrEnum):
+    """Systems by the names that commands and job ids have for them."""
+
+    RAY = "ray"
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+
+
+def open_system(name: SystemName, config: JobConfig) -> JobSystem:
+    """A job system, as `config` says how to reach it; asks nobody yet. Raises JobError if an extra is missing."""
+    match name:
+        case SystemName.RAY:
+            from agentrl.jobs.ray_jobs import RayJobs
+
+            return RayJobs(config.ray)
+        case SystemName.SLURM:
+            from agentrl.jobs.slurm import SlurmJobs
+
+            return SlurmJobs(config.slurm)
+        case SystemName.KUBERNETES:
+            from agentrl.jobs.kubernetes import KubernetesJobs
+
+            return KubernetesJobs(config.kubernetes)
