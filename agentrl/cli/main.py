@@ -14,6 +14,7 @@ from agentrl.cli.engine import engine
 from agentrl.cli.environments import environments
 from agentrl.cli.errors import usage_in_one_line
 from agentrl.cli.evaluate import evaluate
+from agentrl.cli.jobs import jobs, submit
 from agentrl.cli.model import model
 from agentrl.cli.prm import prm
 from agentrl.cli.replay import replay
@@ -65,12 +66,14 @@ app.command()(demo)
 app.command()(warmstart)
 app.command()(train)
 app.command()(resume)
+app.command()(submit)
 app.command("eval")(evaluate)
 app.command()(engine)
 app.command()(show)
 app.command()(replay)
 app.command()(rescore)
 app.command()(doctor)
+app.add_typer(jobs, name="jobs")
 app.add_typer(runs, name="runs")
 app.add_typer(model, name="model")
 app.add_typer(prm, name="prm")

@@ -1,16 +1,25 @@
-"""The table [job] of a recipe: how its run is submitted. It is no part of what the run is: another one goes on with it."""
+"""The table [job] of a recipe: how its run is submitted.
+
+It is no part of what the run is: a job with another table goes on with the run.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from agentrl.config.base import ConfigModel, parse_config
 from agentrl.config.loading import load_table
 
 DASHBOARD = "http://127.0.0.1:8265"
+
+
+def _absolute(folder: Path) -> Path:
+    if not folder.is_absolute():
+        raise ValueError(f"'{folder}' is no absolute path; give one such as /shared")
+    return folder
 
 
 class RayJobConfig(ConfigModel):
@@ -26,7 +35,26 @@ class SlurmConfig(ConfigModel):
 
 
 class KubernetesConfig(ConfigModel):
-    """RayJobs of KubeRay on Kubernetes, by kubectl."""
+    """RayJobs of KubeRay on Kubernetes, by kubectl and its current context."""
+
+    image: str | None = None
+    """Image of all pods, with agentrl[train,ray]; has to be given."""
+    claim: str | None = None
+    """PersistentVolumeClaim that all pods mount (ReadWriteMany): models and run folders are there. Has to be given."""
+    folder: Annotated[Path, AfterValidator(_absolute)] = Path("/shared")
+    """Where the claim is mounted, and where the run starts: relative paths of the recipe are relative to it."""
+    namespace: str = "default"
+    """Namespace of the job."""
+    memory: str = "16Gi"
+    """Memory of each pod, as Kubernetes writes it."""
+    gpus_of_node: Annotated[int, Field(gt=0)] = 8
+    """GPUs of a machine: trainer ranks share a pod up to that many."""
+    retries: Annotated[int, Field(ge=0)] = 10
+    """How often the job is started once more, on a cluster of its own, after it failed or was pre-empted."""
+    secret: str | None = None
+    """Secret whose entries become variables of all pods, such as the tokens that the recipe names."""
+    priority_class: str | None = None
+    """PriorityClass of the pods: who pre-empts whom."""
 
 
 class JobConfig(ConfigModel):

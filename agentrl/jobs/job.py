@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +14,7 @@ from typing import NamedTuple, Protocol
 from agentrl.process.place import Role
 
 _MARK = "agentrl"
+_NAME_CHARACTERS = 24
 
 
 class JobState(StrEnum):
@@ -37,11 +40,14 @@ class JobState(StrEnum):
 class Members:
     """Processes of one role, and what each of them takes.
 
-    Example: ``Members(Role.ENGINE, count=4, cpus=4.0, gpus=1.0)``, which are 16 CPUs and 4 GPUs.
+    Example: ``Members(Role.ENGINE, count=4, least=4, cpus=4.0, gpus=1.0)``, which are 16 CPUs and 4 GPUs.
     """
 
     role: Role
     count: int
+    """All that the recipe asks for."""
+    least: int
+    """Those without which the run does not begin: fewer than `count` where it is elastic."""
     cpus: float = 1.0
     gpus: float = 0.0
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -57,6 +63,15 @@ class Mark(NamedTuple):
     def text(self) -> str:
         """As systems keep it. Example: ``agentrl:sql-demo-seed0:/shared/runs/sql-demo-seed0``."""
         return f"{_MARK}:{self.run}:{self.run_folder}"
+
+    def job_name(self, number: int) -> str:
+        """A name for the run's job of this number, of lower-case letters, digits and dashes, 47 of them at most.
+
+        Example: ``agentrl-sql-demo-seed0-3f2a91-1``. The six digits are the run folder's.
+        """
+        words = re.sub("[^a-z0-9]+", "-", self.run.lower())[:_NAME_CHARACTERS].strip("-")
+        digest = hashlib.sha256(str(self.run_folder).encode()).hexdigest()[:6]
+        return f"{_MARK}-{words}-{digest}-{number}"
 
     @classmethod
     def read(cls, text: str) -> Mark | None:
@@ -75,16 +90,19 @@ class JobSpec:
         JobSpec(
             run="sql-demo-seed0",
             run_folder=Path("/shared/runs/sql-demo-seed0"),
+            recipe=Path("/shared/demo.toml"),
             argv=("agentrl", "train", "/shared/demo.toml", "steps=50", "--resume"),
             working_folder=Path("/shared"),
             environment={},
-            members=(Members(Role.ENGINE, 1), Members(Role.TRAINER, 1)),
+            members=(Members(Role.ENGINE, 1, 1), Members(Role.TRAINER, 1, 1)),
             grace_s=120,
         )
     """
 
     run: str
     run_folder: Path
+    recipe: Path
+    """On this machine; it stands in `argv`."""
     argv: tuple[str, ...]
     """``agentrl train RECIPE [overrides] --resume``. SIGTERM parks it; it ends with status 130 if steps are left
     (`agentrl.process.stopping.STOPPED`), 0 if none are, 1 if it failed."""
@@ -151,8 +169,11 @@ class JobSystem(Protocol):
         """What the command gets behind the person's own overrides, so that the recipe fits the system."""
 
     @property
-    def shares_folders(self) -> bool:
-        """Whether this machine sees recipe, models and run folder as the job will, so that they can be checked here."""
+    def working_folder(self) -> Path | None:
+        """Where commands start; None is this process's own working folder.
+
+        With None this machine sees recipe, models and run folder as the job will, so that they are checked here.
+        """
 
     def render(self, spec: JobSpec) -> str:
         """What would be submitted, as a person would write it: a script, a manifest, a request. Asks nobody."""

@@ -32,7 +32,13 @@ def call(argv: Sequence[str], remedy: str, text: str | None = None, deadline_s: 
     given = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
     try:
         ended = subprocess.run(
-            [program, *argv[1:]], capture_output=True, text=True, errors="replace", timeout=deadline_s, check=False, **given
+            [program, *argv[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=deadline_s,
+            check=False,
+            **given,
         )
     except subprocess.TimeoutExpired as error:
         raise JobError(f"{argv[0]} has not answered for {deadline_s:g} s: {remedy}") from error

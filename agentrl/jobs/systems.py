@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from agentrl.jobs.config import JobConfig
 from agentrl.jobs.job import JobSystem
+from agentrl.types.errors import JobError
 
 
 class SystemName(StrEnum):
@@ -20,8 +21,10 @@ def open_system(name: SystemName, config: JobConfig) -> JobSystem:
     """A job system, as `config` says how to reach it; asks nobody yet. Raises JobError if an extra is missing."""
     match name:
         case SystemName.RAY:
-            from agentrl.jobs.ray_jobs import RayJobs
-
+            try:
+                from agentrl.jobs.ray_jobs import RayJobs
+            except ModuleNotFoundError as error:
+                raise JobError("jobs of Ray need the extra 'ray': pip install 'agentrl[ray]'") from error
             return RayJobs(config.ray)
         case SystemName.SLURM:
             from agentrl.jobs.slurm import SlurmJobs

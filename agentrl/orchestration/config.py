@@ -375,6 +375,8 @@ def load_run_config(recipe: Path, overrides: Iterable[str]) -> RunConfig:
     """A recipe with overrides as a checked configuration. Raises ConfigError."""
     overrides = list(overrides)
     table = load_table(recipe, overrides)
+    # How a run is submitted (agentrl.jobs.config) is no part of what it is.
+    table.pop("job", None)
     if "policies" not in table and "lessons" in table:
         raise ConfigError(f"{recipe} is a recipe of a warm start: `agentrl warmstart {recipe}` takes it")
     return parse_config(RunConfig, table, str(recipe), overrides)
