@@ -26,7 +26,7 @@ _DEADLINE_S = 180.0
 _STORE_BYTES = 80_000_000  # the least that Ray takes is 75 MB
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
 _START = ("start", "--disable-usage-stats", "--include-log-monitor=false", f"--object-store-memory={_STORE_BYTES}")
-_HEAD = ("--head", "--include-dashboard=false", "--no-monitor", "--min-worker-port=0", "--max-worker-port=0")
+_HEAD = ("--head", "--no-monitor", "--min-worker-port=0", "--max-worker-port=0")
 # Whether Ray asks for tokens must not depend on what is in somebody's home. Drivers have to say the same.
 _NO_TOKENS = {"RAY_AUTH_MODE": "disabled"}
 # A node that is silent is given up after some ten seconds, not after half a minute.
@@ -64,14 +64,22 @@ class VirtualCluster:
     def __init__(self, network: VirtualNetwork, shared: Sequence[Path]) -> None:
         self._network, self._shared = network, tuple(shared)
         self._port, self._folder = free_port(network.host), tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        self._dashboard_port: int | None = None
         self.head: VirtualMachine
         self.nodes: list[VirtualMachine] = []
 
     @classmethod
     def start(
-        cls, num_nodes: int, cpus: int = 4, shared: Sequence[Path] = (), head: NodeShape | None = None
+        cls,
+        num_nodes: int,
+        cpus: int = 4,
+        shared: Sequence[Path] = (),
+        head: NodeShape | None = None,
+        has_dashboard: bool = False,
     ) -> VirtualCluster:
         """Start a head and nodes of `cpus` each, which see the folders in `shared`; others below /tmp they do not.
+
+        The dashboard has the job server.
 
         Raises:
             ConfigError: this process may not do it, or Ray does not start; says why.
@@ -81,6 +89,7 @@ class VirtualCluster:
             cluster = cls(network, shared)
             undone.callback(cluster.close)
             os.environ.update(_NO_TOKENS)
+            cluster._dashboard_port = free_port(network.host) if has_dashboard else None
             cluster._start_head(head or NodeShape(cpus=0))
             cluster.add_nodes([NodeShape(cpus)] * num_nodes)
             undone.pop_all()
@@ -95,6 +104,11 @@ class VirtualCluster:
     def address(self) -> str:
         """Where Ray is joined."""
         return f"{self.host}:{self._port}"
+
+    @property
+    def dashboard(self) -> str:
+        """URL of the dashboard, where there is one."""
+        return f"http://{self.host}:{self._dashboard_port}"
 
     def add_node(self, shape: NodeShape = NodeShape()) -> VirtualMachine:
         """One more node. Waits for: Ray, until it has joined. Unblocked by: that, or a deadline."""
@@ -124,7 +138,11 @@ class VirtualCluster:
 
     def _start_head(self, shape: NodeShape) -> None:
         self.head = self._network.add_here()
-        head = (*_HEAD, f"--port={self._port}", f"--temp-dir={self._folder}")
+        port = self._dashboard_port
+        shown: tuple[str, ...] = ("--include-dashboard=false",)
+        if port is not None:
+            shown = ("--include-dashboard=true", f"--dashboard-host={self.host}", f"--dashboard-port={port}")
+        head = (*_HEAD, *shown, f"--port={self._port}", f"--temp-dir={self._folder}")
         _wait(self.head, self._ray(self.head, shape, *head))
 
     def _ray(self, machine: VirtualMachine, shape: NodeShape, *arguments: str) -> subprocess.Popen[bytes]:
