@@ -11,7 +11,7 @@ import typer
 from agentrl.cli.errors import reported
 from agentrl.cli.extras import needs
 from agentrl.cli.recipes import OverridesArgument, RecipeArgument, find_recipe
-from agentrl.cli.tables import plain_table, wide_console
+from agentrl.cli.tables import endless_console, plain_table
 from agentrl.jobs.systems import SystemName
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def list_jobs(
         except JobError as error:
             silent[name] = str(error)
     if len(silent) == len(asked):
-        raise JobError("\n".join(f"{name}: {said}" for name, said in silent.items()))
+        raise JobError("; ".join(f"{name}: {said}" for name, said in silent.items()))
     if found:
-        wide_console().print(_table(found))
+        endless_console().print(_table(found))
     else:
         typer.echo(f"no jobs of ours on {', '.join(name for name in asked if name not in silent)}")
     for name, said in silent.items():

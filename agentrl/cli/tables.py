@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MIN_COLUMNS = 130
+_ENDLESS_COLUMNS = 2000
 
 
 def wide_console() -> Console:
@@ -16,6 +17,13 @@ def wide_console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, width=max(_MIN_COLUMNS, Console().width))
+
+
+def endless_console() -> Console:
+    """As wide as any table: a terminal wraps what is too long for it, and nothing is cut."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True, width=_ENDLESS_COLUMNS)
 
 
 def plain_table(*columns: str) -> Table:

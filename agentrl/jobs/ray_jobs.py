@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shlex
 import socket
@@ -70,7 +71,15 @@ class RayJobs:
         known = [job for job in self.jobs() if job.mark.run_folder == spec.run_folder]
         numbers = [int(job.number.rpartition("-")[2]) for job in known]
         request = self._request(spec, 1 + max(numbers, default=0))
-        return str(self._asked(lambda: client.submit_job(**request)))
+        try:
+            return str(self._asked(lambda: client.submit_job(**request)))
+        except JobError as error:
+            if "already exists" not in str(error):
+                raise
+            raise JobError(
+                f"{spec.run_folder} has got a job at this very moment, {self.name}:{request['submission_id']}: "
+                f"`agentrl jobs list --on {self.name}` shows it"
+            ) from error
 
     def jobs(self) -> list[Job]:
         """All that were submitted with a mark since the cluster's head was started."""
@@ -127,6 +136,8 @@ class RayJobs:
             socket.create_connection((place.hostname, port), _REACH_S).close()
         except (OSError, ValueError) as error:
             raise self._unreachable(error) from error
+        # What fails is told by what the client raises; its notes are for whoever follows Ray itself.
+        logging.getLogger("ray").setLevel(logging.ERROR)
         return self._asked(lambda: _Client(self.address))
 
     def _asked(self, ask: Callable[[], T]) -> T:
@@ -136,7 +147,7 @@ class RayJobs:
         except OSError as error:
             raise self._unreachable(error) from error
         except (RuntimeError, ValueError) as error:
-            raise JobError(f"the Ray job server at {self.address} refuses: {_first_line(str(error))}") from error
+            raise JobError(f"the Ray job server at {self.address} refuses: {_reason(str(error))}") from error
 
     def _unreachable(self, error: Exception) -> JobError:
         return JobError(
@@ -166,6 +177,12 @@ def _read(details: JobDetails) -> Job | None:
     submitted_s = details.start_time / 1000 if details.start_time else None
     message = "the run parked by itself" if is_parked else _first_line(details.message or "")
     return Job(RayJobs.name, details.submission_id, mark, state, submitted_s, message)
+
+
+def _reason(text: str) -> str:
+    """Of an answer with a traceback, as the server gives it, the last line."""
+    lines = text.strip(" \n.").splitlines() or [""]
+    return lines[-1] if "Traceback" in text else lines[0]
 
 
 def _first_line(text: str) -> str:

