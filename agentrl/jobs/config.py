@@ -77,6 +77,7 @@ class JobConfig(ConfigModel):
 
 class _Recipe(ConfigModel):
     job: JobConfig = JobConfig()
+    """The only table of a recipe that is looked at here."""
 
 
 def load_job_config(recipe: Path, overrides: list[str]) -> JobConfig:

@@ -31,6 +31,8 @@ def open_system(name: SystemName, config: JobConfig) -> JobSystem:
 
             return SlurmJobs(config.slurm)
         case SystemName.KUBERNETES:
-            from agentrl.jobs.kubernetes import KubernetesJobs
-
+            try:
+                from agentrl.jobs.kubernetes import KubernetesJobs
+            except ModuleNotFoundError as error:  # PyYAML, which transformers brings
+                raise JobError("jobs of Kubernetes need the extra 'train': pip install 'agentrl[train]'") from error
             return KubernetesJobs(config.kubernetes)

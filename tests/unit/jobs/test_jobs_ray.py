@@ -14,14 +14,14 @@ from agentrl.jobs.submission import build_job
 from agentrl.process.ports import free_port
 from agentrl.types.errors import JobError
 
-_WITHOUT_RAY = """
+_WITHOUT = """
 import sys
-sys.modules["ray"] = None
+sys.modules[sys.argv[1]] = None
 from agentrl.jobs.config import JobConfig
 from agentrl.jobs.systems import SystemName, open_system
 from agentrl.types.errors import JobError
 try:
-    open_system(SystemName.RAY, JobConfig())
+    open_system(SystemName(sys.argv[2]), JobConfig())
 except JobError as error:
     print(error)
 """
@@ -66,6 +66,8 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch):
             RayJobs(RayJobConfig(address=address)).jobs()
 
 
-def test_without_the_extra_the_error_says_what_to_install():
-    done = subprocess.run([sys.executable, "-c", _WITHOUT_RAY], capture_output=True, text=True, check=True)
-    assert "pip install 'agentrl[ray]'" in done.stdout
+@pytest.mark.parametrize(("package", "system", "extra"), [("ray", "ray", "ray"), ("yaml", "kubernetes", "train")])
+def test_without_the_extra_the_error_says_what_to_install(package, system, extra):
+    command = [sys.executable, "-c", _WITHOUT, package, system]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"pip install 'agentrl[{extra}]'" in done.stdout
