@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from ray.exceptions import RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from agentrl.jobs.config import DASHBOARD, RayJobConfig
@@ -141,12 +142,12 @@ class RayJobs:
         return self._asked(lambda: _Client(self.address))
 
     def _asked(self, ask: Callable[[], T]) -> T:
-        """What Ray's client gives. Its errors are OSError (of requests, too) and RuntimeError. Raises JobError."""
+        """What Ray's client gives. Raises JobError for its errors, which are OSError of requests, too."""
         try:
             return ask()
         except OSError as error:
             raise self._unreachable(error) from error
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, RayError) as error:
             raise JobError(f"the Ray job server at {self.address} refuses: {_reason(str(error))}") from error
 
     def _unreachable(self, error: Exception) -> JobError:

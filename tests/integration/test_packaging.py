@@ -47,6 +47,7 @@ TRAINING = {
     "demo": [],
     "warmstart": ["recipe.toml"],
     "train": ["recipe.toml"],
+    "submit": ["recipe.toml", "--to", "ray"],
     "resume": ["run"],
     "eval": ["recipe.toml"],
     "engine": ["model", "--port", "1"],
@@ -61,6 +62,7 @@ SERVING = {"env serve": ["sql"]}
 READING = {
     *("doctor", "env list", "env run", "env check", "env init", "scaffold list", "scaffold init"),
     *("runs list", "runs ledger", "runs goodput", "runs bias"),
+    *("jobs list", "jobs logs", "jobs stop"),
 }
 
 
