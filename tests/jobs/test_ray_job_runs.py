@@ -19,6 +19,8 @@ from agentrl.types.errors import JobError
 from tests.integration import runs
 from tests.jobs.submitting import Submitter, logs, wait_until
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[VirtualCluster]:
