@@ -87,6 +87,25 @@ def check(run: _RunArgument) -> None:
     typer.echo(f"every file of {run} is as it was written")
 
 
+@runs.command("trace")
+@reported
+def trace(run: _RunArgument) -> None:
+    """Write the spans of a run as one trace for https://ui.perfetto.dev, also while it goes on or after a kill."""
+    from agentrl.orchestration.run_directory import RunDirectory
+    from agentrl.telemetry.trace_events import TRACE, write_trace
+    from agentrl.types.errors import ConfigError, StorageError
+
+    folder = RunDirectory.open(run).path
+    try:
+        size = write_trace(folder)
+    except OSError as error:
+        raise StorageError(f"{folder / TRACE} cannot be written: {error}; free space") from error
+    if size is None:
+        raise ConfigError(f"{folder} has no spans; set telemetry.trace_episodes above 0 for the next run")
+    cut_off = f", {size.open_episodes:,} of them without an end" if size.open_episodes else ""
+    typer.echo(f"{folder / TRACE}: {size.episodes:,} episodes{cut_off}, {size.spans:,} spans")
+
+
 @runs.command("ledger")
 @reported
 def show_ledger(

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from agentrl.protocols import Engine
 from agentrl.types.version import PolicyVersion
 
 _KEPT_VERSIONS = 64
+_KEPT_STANDS = 64
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +50,7 @@ class Member:
     longer come. `update_lock` is held by whoever changes the engine's weights; `phase` is what the publisher does
     there, or failed at, until a receipt has come. `proofs` counts receipts: an engine that gave one since a request
     failed there is as good as another engine. While `is_held` no request is sent to it; `num_requests` are those of
-    this fleet that are with it.
+    this fleet that are with it. `stands` are its last stretches of standing still for weights, by the monotonic clock.
     """
 
     engine: Engine
@@ -61,6 +64,8 @@ class Member:
     proofs: int = 0
     is_held: bool = False
     num_requests: int = 0
+    stands: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STANDS))
+    _stands_since_s: float | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _unreachable: asyncio.Future[None] | None = None
 
@@ -97,6 +102,22 @@ class Member:
             self.num_requests -= 1
             if not self.num_requests:
                 self._idle.set()
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The engine is paused for new weights inside."""
+        self._stands_since_s = started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._stands_since_s = None
+            self.stands.append((started_s, time.monotonic()))
+
+    def stood_still(self, since_s: float, until_s: float) -> list[tuple[float, float]]:
+        """The parts of a stretch in which the engine stood still for new weights."""
+        now = [] if self._stands_since_s is None else [(self._stands_since_s, until_s)]
+        cut = [(max(start_s, since_s), min(end_s, until_s)) for start_s, end_s in (*self.stands, *now)]
+        return [(start_s, end_s) for start_s, end_s in cut if start_s < end_s]
 
     async def wait_until_idle(self) -> None:
         """Waits for: the end of all requests with the engine. Unblocked by: it; callers set the deadline."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ _NO_REPLY = Generation(np.empty(0, np.int32), np.empty(0, np.float32), (), (), F
 _CAUSES = {"unreachable": Cause.DROPPED, "engine.identity": Cause.MISDELIVERED, "busy": Cause.BUSY}
 _MISDELIVERIES = 3
 _SHORTEST_REST_S = 0.05
+_SHORTEST_STAND_S = 1e-4
 _PREFIX_TOKENS = 256
 _KEPT_PREFIXES = 4096
 _ABORT_INTERVAL_S = 0.5
@@ -113,20 +115,25 @@ class EngineRouter:
     async def _generate(self, request: GenerationRequest, limit: asyncio.Timeout) -> Generation:
         attempts = Attempts(self._wait_s)
         unbelieved_tokens = 0
+        still = _StoodStill()
         while True:
-            member = await self._choose(request, attempts)
-            since = member.version
+            member = await self._choose(request, attempts, still)
+            since, sent_s = member.version, time.monotonic()
             self._load[member.name] += 1
             rid = attempts.rid(request.rid)
             self._pending[limit] = member, rid
             try:
                 with member.request():
                     generation = await self._ask(member, replace(request, expects=since, rid=rid))
+                answered_s = time.monotonic()
                 if await self._passes_fence(member, since, generation):
                     self.interrupted += generation.finish is FinishReason.ABORT
                     num_lost = attempts.num_failed - attempts.causes[Cause.FENCED]
                     again = unbelieved_tokens + num_lost * len(generation.token_ids)
-                    return replace(generation, regenerated_tokens=again) if again else generation
+                    still.add(*member.stood_still(sent_s, answered_s), (answered_s, time.monotonic()))
+                    if not (again or still):
+                        return generation
+                    return replace(generation, regenerated_tokens=again, stood_still=still.stretches())
                 unbelieved_tokens += len(generation.token_ids)
                 self._failed(member, attempts, Cause.FENCED, _fence_error(member, since, generation))
             except EpisodeError as error:
@@ -201,7 +208,7 @@ class EngineRouter:
             self._rests[member.name] = asyncio.get_running_loop().time() + rest_s
         self.resent[cause] += 1
 
-    async def _choose(self, request: GenerationRequest, attempts: Attempts) -> Member:
+    async def _choose(self, request: GenerationRequest, attempts: Attempts, still: _StoodStill) -> Member:
         """An engine that serves and may be asked.
 
         Waits for: one. Unblocked by: a change of the fleet, the end of a pause between two attempts, the time at which
@@ -215,9 +222,12 @@ class EngineRouter:
                 raise attempts.last or self._none_healthy()
             events = (attempts.not_before_s, *self._rests.values())
             until = min([deadline_s, *(at for at in events if at > now)])
+            is_held, waits_since_s = any(map(self.fleet.is_held, self.fleet.members)), time.monotonic()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self.fleet.wait_for_change()
+            if is_held:
+                still.add((waits_since_s, time.monotonic()))
         self.regenerated += attempts.num_failed > 0
         return member
 
@@ -259,6 +269,25 @@ class EngineRouter:
         if len(self._prefixes) > _KEPT_PREFIXES:
             self._prefixes.popitem(last=False)
         return chosen
+
+
+class _StoodStill:
+    """When a request waited for new weights: its engine stood still, was held back, or had its proof under way."""
+
+    def __init__(self) -> None:
+        self._since_s = time.monotonic()
+        self._found: list[tuple[float, float]] = []
+
+    def add(self, *stretches: tuple[float, float]) -> None:
+        """Note stretches by the monotonic clock, but for those that are too short to be waiting."""
+        self._found += [stretch for stretch in stretches if stretch[1] - stretch[0] > _SHORTEST_STAND_S]
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def stretches(self) -> tuple[tuple[float, float], ...]:
+        """All of them, counted from when the request came."""
+        return tuple((start_s - self._since_s, end_s - self._since_s) for start_s, end_s in self._found)
 
 
 async def _abort(member: Member, rid: str, ends_s: float) -> None:

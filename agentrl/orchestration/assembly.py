@@ -40,6 +40,8 @@ from agentrl.sandbox.starting import sandboxes
 from agentrl.scorers.self_teacher import SelfTeacherConfig
 from agentrl.scoring.snapshots import SnapshotTeacher
 from agentrl.scoring.tier import ScoringTier
+from agentrl.telemetry.opening import open_traces
+from agentrl.telemetry.run_traces import RunTraces
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.batch import Canary, WeightsManifest
 from agentrl.types.errors import ConfigError, EngineError, EpisodeError
@@ -90,6 +92,7 @@ class RunParts:
     observer: RunObserver
     journal: RunJournal
     keepers: SandboxKeepers
+    traces: RunTraces = field(default_factory=RunTraces)
     snapshots: tuple[SnapshotTeacher, ...] = ()
     """Earlier versions of policies that teach them."""
     services: tuple[Service, ...] = ()
@@ -142,8 +145,10 @@ async def assembled(
         ending.push_async_callback(runtime.close)
         observer.on_start(str(run.path), config.steps, config.trained)
         observer.on_phase("starting engines and trainer")
+        traces = open_traces(config.telemetry, run.path)
+        ending.push_async_callback(asyncio.to_thread, traces.close)
         assembly = _Assembly(
-            config, run, start, observer, places, runtime, recorder, chats, hosts, journal, keepers, servers
+            config, run, start, observer, places, runtime, recorder, chats, hosts, journal, keepers, servers, traces
         )
         parts = await assembly.build()
         ending.push_async_callback(_close_all, [policy.serving.publisher for policy in parts.policies.values()])
@@ -189,6 +194,7 @@ class _Assembly:
     journal: RunJournal
     keepers: SandboxKeepers
     servers: EnvironmentServers
+    traces: RunTraces
 
     async def build(self) -> RunParts:
         """Everything, with engines that have shown what they hold. Raises AgentRLError."""
@@ -214,7 +220,8 @@ class _Assembly:
         routers = {name: parts.serving.router for name, parts in policies.items()}
         snapshots = await self._start_snapshots()
         tier = await self._open_tier(policies, snapshots)
-        pool = build_pool(config, self.run.logs, routers, chats, self.hosts, journal, self.keepers, tier.played)
+        logs, traces = self.run.logs, self.traces
+        pool = build_pool(config, logs, routers, chats, self.hosts, journal, self.keepers, tier.played, traces)
         services = [service for parts in policies.values() for service in parts.serving.services]
         admissions = [partial(_admit, self.runtime, n, parts.serving.fleet, pool) for n, parts in policies.items()]
         return RunParts(
@@ -226,12 +233,13 @@ class _Assembly:
             hosts=self.hosts,
             buffer=buffer,
             pool=pool,
-            scoring=Scoring(build_scorers(config), journal.buffer, tier),
+            scoring=Scoring(build_scorers(config), journal.buffer, tier, traces),
             evaluator=evaluator.result() if evaluator else None,
             recorder=self.recorder,
             observer=self.observer,
             journal=journal,
             keepers=self.keepers,
+            traces=traces,
             snapshots=tuple(snapshots.values()),
             services=(
                 *services,
@@ -259,10 +267,9 @@ class _Assembly:
     ) -> ScoringTier:
         """The scorers of turns, ready. Raises ConfigError."""
         fleets = {name: parts.serving.fleet for name, parts in policies.items()}
-        journal = self.journal
-        tier = build_tier(
-            self.config, fleets, snapshots, self.run.logs, journal.buffer, journal.turn_scores(), self.places
-        )
+        journal, logs = self.journal, self.run.logs
+        known = journal.turn_scores()
+        tier = build_tier(self.config, fleets, snapshots, logs, journal.buffer, known, self.places, self.traces)
         try:
             await tier.open()
         except EpisodeError as error:

@@ -25,6 +25,7 @@ from agentrl.sandbox.config import SandboxConfig
 from agentrl.scorers.combined import CombinedConfig, in_order
 from agentrl.scorers.config import ScorerConfig, VerifierConfig, check_policies
 from agentrl.scorers.definition import TurnScorerConfig
+from agentrl.telemetry.config import TelemetryConfig
 from agentrl.tokens.config import ChatConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types.errors import ConfigError
@@ -179,6 +180,8 @@ class RunConfig(ConfigModel):
     """When the run is saved."""
     journal: JournalConfig = JournalConfig()
     """What is on record between checkpoints."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """What operators can look at: spans of episodes, and metrics for Prometheus."""
 
     @field_validator("name", "policies", "environments")
     @classmethod

@@ -22,6 +22,7 @@ from agentrl.orchestration.run_directory import Progress, RunState, RunStatus
 from agentrl.orchestration.run_files import marks_now
 from agentrl.orchestration.shutdown import RunSummary, first_failure
 from agentrl.process.crash_points import crash_point
+from agentrl.telemetry.spans import SpanKind
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.version import PolicyVersion
 
@@ -164,7 +165,9 @@ class Controller:
             for policy, manifest in order.manifests.items():
                 await evaluator.load(manifest)
                 self._loops[policy].pinned.remove(manifest.path)
-            evaluation = await evaluator.run(order.policy, order.version, order.num_tasks)
+            name = f"{order.policy}/evaluation {order.version}"
+            with self._parts.traces.during(SpanKind.EVALUATION, name, name, tasks=order.num_tasks):
+                evaluation = await evaluator.run(order.policy, order.version, order.num_tasks)
             self._evaluations.append(evaluation)
             await self._recorder.record_evaluation(evaluation)
 

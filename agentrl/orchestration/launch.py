@@ -40,6 +40,7 @@ from agentrl.process.stopping import StopSignals
 from agentrl.rollouts.runner import played_in
 from agentrl.sandbox.keepers import SandboxKeepers
 from agentrl.sandbox.starting import sandboxes
+from agentrl.telemetry.trace_events import write_trace
 from agentrl.types.episode import Episode
 from agentrl.types.errors import AgentRLError, RunStoppedError, StorageError
 from agentrl.types.task import Split
@@ -255,6 +256,7 @@ async def _start_and_run(
         if summary.status is RunStatus.FINISHED:
             observer.on_phase("archiving the last episodes")
             await end_run(run, config, journal, summary.versions)
+        await asyncio.to_thread(_write_trace, run)
         return summary
     except BaseExceptionGroup as group:
         error = first_failure(group)
@@ -269,6 +271,14 @@ async def _start_and_run(
         await journal.close()
         if journal.is_held:
             _note_files(run, is_at_rest=True)
+
+
+def _write_trace(run: RunDirectory) -> None:
+    """All spans of the run as one file; a run has not failed because that could not be written."""
+    try:
+        write_trace(run.path)
+    except OSError as error:
+        _log.warning("the run's trace cannot be written: %s; free space, then `agentrl runs trace %s`", error, run.path)
 
 
 def _standstill(limit_s: float, frame: FrameType, place: str, run: RunDirectory) -> str:

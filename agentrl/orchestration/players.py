@@ -31,6 +31,7 @@ from agentrl.scoring.feed import TurnFeed
 from agentrl.scoring.queue import ScorerQueue
 from agentrl.scoring.tier import Judges, Known, ScoringTier
 from agentrl.scoring.workers import worker_start
+from agentrl.telemetry.run_traces import RunTraces
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
@@ -128,6 +129,7 @@ def build_tier(
     journal: StepJournal,
     known: Known,
     places: Places,
+    traces: RunTraces | None = None,
 ) -> ScoringTier:
     """The scorers of turns of each environment, not opened yet; environments that say the same share one.
 
@@ -141,7 +143,8 @@ def build_tier(
         if settings not in shared:
             models = {policy: config.policies[policy].model for policy in scorer.policies or config.acting}
             setting = ScorerSetting(models, {name: served[name] for name in scorer.uses_policies()}, snapshots)
-            shared[settings] = ScorerQueue(scorer, worker_start(scorer, setting, logs, places), journal.turns_scored)
+            start = worker_start(scorer, setting, logs, places)
+            shared[settings] = ScorerQueue(scorer, start, journal.turns_scored, traces)
         return shared[settings]
 
     queues = {

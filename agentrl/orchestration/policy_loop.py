@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from agentrl.buffer.starvation import UntrainedSteps
 from agentrl.orchestration.assembly import RunParts
 from agentrl.orchestration.redo import Redo, weights_digest
 from agentrl.orchestration.shutdown import result_or_stopped
 from agentrl.process.crash_points import crash_point
-from agentrl.types.batch import TrainBatch, WeightsManifest
+from agentrl.telemetry.spans import SpanKind
+from agentrl.types.batch import Receipt, TrainBatch, WeightsManifest
 from agentrl.types.errors import StalledError
 from agentrl.types.version import PolicyVersion
 
@@ -53,13 +54,16 @@ class PolicyLoop:
             if batch is None:
                 return
             crash_point("batch.taken")
-            waited_s = time.monotonic() - waited_from
+            taken = time.monotonic()
+            waited_s = taken - waited_from
             self._check_has_tokens(batch)
             report = await self._trainer.step(batch)
+            stepped = time.monotonic()
             crash_point("step.done")
             self.version = report.version
             await self._buffer.trained(self.policy, report.version)
             await self._stage(report.version)
+            self._trace_step(batch, (waited_from, taken, stepped, time.monotonic()))
             counted = self._parts.counted(self.policy)
             self._recorder.record_step(self.policy, report, batch, self._buffer, waited_s, counted)
             await on_step(self)
@@ -78,13 +82,35 @@ class PolicyLoop:
             assert manifest is not None
             self._parts.journal.check()
             crash_point("publish.begun")
-            receipts = await self._parts.policies[self.policy].serving.publisher.publish(manifest)
+            serving, began = self._parts.policies[self.policy].serving, time.monotonic()
+            receipts = await serving.publisher.publish(manifest)
+            self._trace_publication(manifest.version, began, receipts)
             crash_point("publish.done")
             self._recorder.record_publish(self.policy, list(receipts))
             await self._buffer.loaded(self.policy, manifest.version)
             for snapshot in self._snapshots:
                 snapshot.published(manifest)
             self._prune()
+
+    def _trace_step(self, batch: TrainBatch, moments: tuple[float, float, float, float]) -> None:
+        """A step's spans: it waited for its batch, the trainer made the step, and the weights were staged."""
+        traces, trace = self._parts.traces, f"{self.policy}/step {self.version}"
+        waited_from, taken, stepped, staged = moments
+        tokens = batch.num_trained_tokens
+        traces.add(SpanKind.STEP, trace, trace, waited_from, staged, policy=self.policy, tokens=tokens)
+        traces.add(SpanKind.QUEUE, "wait_for_batch", trace, waited_from, taken)
+        traces.add(SpanKind.STEP, "train", trace, taken, stepped)
+        traces.add(SpanKind.STEP, "stage", trace, stepped, staged)
+        traces.taken((e.episode_id for e in batch.episodes), self.policy, self.version.step, taken)
+
+    def _trace_publication(self, version: PolicyVersion, began: float, receipts: Sequence[Receipt]) -> None:
+        """A publication's spans: all of it, and each engine's standing still within."""
+        traces, trace = self._parts.traces, f"{self.policy}/publish {version}"
+        ended, fleet = time.monotonic(), self._parts.policies[self.policy].serving.fleet
+        traces.add(SpanKind.PUBLISH, trace, trace, began, ended, policy=self.policy, engines=len(receipts))
+        for name, member in fleet.members.items():
+            for stretch in member.stood_still(began, ended):
+                traces.add(SpanKind.PUBLISH, f"pause {name}", trace, *stretch)
 
     def _check_has_tokens(self, batch: TrainBatch) -> None:
         """Without a token to train the version would rise for ever, without a word. Raises StalledError."""

@@ -10,6 +10,7 @@ from agentrl.orchestration.assembly import RunParts
 from agentrl.orchestration.shutdown import result_or_stopped
 from agentrl.rollouts.environment_recovery import end_session
 from agentrl.rollouts.episode_log import EpisodeParked
+from agentrl.telemetry.spans import SpanKind
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.rollout import PackedEntry
 
@@ -42,6 +43,7 @@ class Production:
                 for ticket, entries in running:
                     episodes.create_task(self._play(ticket, entries), name=ticket.episode_id)
                 for episode in unscored:
+                    self._parts.traces.begin(episode.episode_id)
                     episodes.create_task(self._settle(episode), name=f"score-{episode.episode_id}")
                 while (admitted := await result_or_stopped(self._admit(), self._parking)) is not None:
                     episodes.create_task(self._play(admitted), name=admitted.episode_id)
@@ -90,13 +92,16 @@ class Production:
         Waits for: the episode. Unblocked by: its own deadline. A parked one is left as its journal has it.
         """
         parts = self._parts
+        parts.traces.begin(ticket.episode_id)
         try:
             if ticket.fork is not None and not has_pinned(entries):
                 entries = await parts.journal.workers.pin(ticket)
             episode = await parts.pool.play(ticket, entries, lambda: parts.buffer.release(ticket))
         except EpisodeParked:
+            parts.traces.end(ticket.episode_id, outcome="parked")
             return
         except asyncio.CancelledError:
+            parts.traces.end(ticket.episode_id, outcome="cut_off")
             if self.is_over:
                 self.cut_off[ticket.episode_id] = await parts.pool.cut_off(ticket)
             raise
@@ -126,9 +131,14 @@ class Production:
 
         Waits for: its scorers; those that only record come behind. Unblocked by: their ends, or parking.
         """
-        scored = await result_or_stopped(self._parts.scoring.complete(episode), self._parking)
+        name, traces = episode.episode_id, self._parts.traces
+        with traces.of(name).during(SpanKind.SCORING, "score"):
+            scored = await result_or_stopped(self._parts.scoring.complete(episode), self._parking)
         if scored is None:
+            traces.end(name, outcome="parked")
             return
+        reward = {"reward": scored.reward} if scored.reward is not None else {}
+        traces.end(name, outcome=scored.outcome, turns=len(scored.turns), task=scored.ticket.task.id, **reward)
         self._parts.recorder.record_episode(scored)
         await self._parts.buffer.settle(scored)
         await result_or_stopped(self._parts.scoring.add_recorded(scored), self._parking)

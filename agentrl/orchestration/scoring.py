@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from agentrl.buffer.step_journal import StepJournal
 from agentrl.scorers.function import FunctionScorer
 from agentrl.scoring.tier import ScoringTier
+from agentrl.telemetry.run_traces import RunTraces
+from agentrl.telemetry.spans import SpanKind
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Episode
 from agentrl.types.errors import EpisodeError
@@ -32,9 +34,14 @@ class Scoring:
     """
 
     def __init__(
-        self, scorers: Mapping[str, Sequence[LateScorer]], journal: StepJournal, tier: ScoringTier | None = None
+        self,
+        scorers: Mapping[str, Sequence[LateScorer]],
+        journal: StepJournal,
+        tier: ScoringTier | None = None,
+        traces: RunTraces | None = None,
     ) -> None:
         self._scorers, self._journal, self.tier = dict(scorers), journal, tier
+        self._traces = traces or RunTraces()
         self.counts: dict[str, float] = {}
 
     async def room(self) -> None:
@@ -78,7 +85,8 @@ class Scoring:
     async def _score(self, late: LateScorer, episode: Episode) -> ScoreRecord:
         scorer = late.scorer
         try:
-            record = ScoreRecord(scorer.name, await scorer.score(episode), scorer.weight)
+            with self._traces.of(episode.episode_id).during(SpanKind.SCORING, f"score.{scorer.name}"):
+                record = ScoreRecord(scorer.name, await scorer.score(episode), scorer.weight)
         except EpisodeError as error:
             weight = 0.0 if late.may_be_missing else scorer.weight
             record = ScoreRecord(scorer.name, None, weight, error.failure)

@@ -21,6 +21,7 @@ from agentrl.protocols import EnvironmentHost, RolloutWorker
 from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.worker import LocalWorker, SessionEnd
+from agentrl.telemetry.run_traces import RunTraces
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.errors import WorkerLostError
 
@@ -46,12 +47,13 @@ def build_pool(
     journal: RunJournal,
     places: Places,
     on_turn: TurnListener | None = None,
+    traces: RunTraces | None = None,
 ) -> WorkerPool:
     """The workers of a run's training episodes: processes, or this one. Raises ConfigError.
 
     A scaffold that processes play is not even imported here.
     """
-    journals, count = journal.workers, num_processes(config)
+    journals, count, traces = journal.workers, num_processes(config), traces or RunTraces()
 
     def end_session(policy: str, session: str) -> None:
         routers[policy].end_session(session)
@@ -59,11 +61,12 @@ def build_pool(
     if count > 0:
         starts = WorkerStarts(Role.WORKER, "worker-{}", config, logs, hosts, routers, end_session, journals, places)
         needed = 1 if places.is_elastic else count
-        return WorkerPool(starts.start, count, journals, config.rollout.max_attempts, end_session, on_turn, needed)
+        attempts = config.rollout.max_attempts
+        return WorkerPool(starts.start, count, journals, attempts, end_session, on_turn, needed, traces)
     gateway = LazyGateway()
     runners = build_runners(config, routers, chats, hosts, journal.rollouts, gateway)
-    worker = LocalWorker(LOCAL, runners, journals.own, end_session, gateway)
-    return local_pool(worker, journals, end_session, on_turn)
+    worker = LocalWorker(LOCAL, runners, journals.own, end_session, gateway, spans=traces.sink)
+    return local_pool(worker, journals, end_session, on_turn, traces)
 
 
 def build_evaluation_pool(
@@ -90,14 +93,18 @@ def build_evaluation_pool(
 
 
 def local_pool(
-    worker: LocalWorker, journals: WorkerJournals, end_session: SessionEnd, on_turn: TurnListener | None = None
+    worker: LocalWorker,
+    journals: WorkerJournals,
+    end_session: SessionEnd,
+    on_turn: TurnListener | None = None,
+    traces: RunTraces | None = None,
 ) -> WorkerPool:
     """One worker on this process's event loop, which cannot be lost."""
 
     async def start(place: int) -> RolloutWorker:
         return worker
 
-    return WorkerPool(start, 1, journals, 0, end_session, on_turn)
+    return WorkerPool(start, 1, journals, 0, end_session, on_turn, traces=traces)
 
 
 def forget_nothing(policy: str, session: str) -> None:
@@ -148,6 +155,7 @@ class WorkerStarts:
             str(folder),
             beat_s=min(silence_s / _BEATS_OF_A_SILENCE, _LONGEST_BEAT_S),
             environments={name: host.description for name, host in self.hosts.items()},
+            run=str(self.logs.parent),
             journal=str(claim.folder) if claim is not None else None,
             claim=claim.token if claim is not None else 0,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,8 @@ from agentrl.protocols import RolloutWorker
 from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.rollouts.replies import session_key
 from agentrl.rollouts.worker import SessionEnd
+from agentrl.telemetry.run_traces import RunTraces
+from agentrl.telemetry.spans import SpanKind
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import (
     ERRORS_BY_NAME,
@@ -79,9 +82,11 @@ class WorkerPool:
         end_session: SessionEnd,
         on_turn: TurnListener | None = None,
         num_needed: int | None = None,
+        traces: RunTraces | None = None,
     ) -> None:
         self._start, self._num_workers, self._on_turn = start, num_workers, on_turn
         self._num_needed = num_workers if num_needed is None else num_needed
+        self._traces = traces or RunTraces()
         self._journals, self._max_losses, self._end_session = journals, max_losses, end_session
         self._workers: dict[int, RolloutWorker] = {}
         self._returning: dict[int, str] = {}  # nodes on which a worker is started anew, by its place
@@ -130,7 +135,8 @@ class WorkerPool:
         """
         losses, near = 0, None
         while True:
-            held = await self._hand_out(Assignment(ticket, self._journals.next_token(), entries), near)
+            is_traced = self._traces.is_traced(ticket.episode_id)
+            held = await self._hand_out(Assignment(ticket, self._journals.next_token(), entries, is_traced), near)
             outcome = await self._outcome(held, on_generated)
             if not isinstance(outcome, _Lost):
                 return outcome
@@ -181,6 +187,7 @@ class WorkerPool:
 
         Waits for: one. Unblocked by: it; `park`, which raises EpisodeParked; or failed starts, which end the run.
         """
+        name, since_s = assignment.ticket.episode_id, time.monotonic()
         while not (able := self._able(near)):
             if self._is_parking:
                 raise EpisodeParked
@@ -188,8 +195,10 @@ class WorkerPool:
             await self._changed.wait()
         places = Counter(held.worker.name for held in self._held.values() if held.has_place)
         worker = min(able, key=lambda worker: (places[worker.name], worker.name))
-        held = self._held[assignment.ticket.episode_id] = _Held(worker, assignment)
+        held = self._held[name] = _Held(worker, assignment)
         await worker.assign(assignment)
+        waited = since_s, time.monotonic()
+        self._traces.of(name).add(SpanKind.QUEUE, "wait_for_worker", *waited, worker=worker.name)
         return held
 
     def _able(self, near: str | None) -> list[RolloutWorker]:

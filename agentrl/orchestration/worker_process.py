@@ -35,6 +35,8 @@ from agentrl.rollouts.durable import WorkerJournal
 from agentrl.rollouts.episode_log import NoJournal
 from agentrl.rollouts.recorded_replies import Generating
 from agentrl.rollouts.worker import LocalWorker
+from agentrl.telemetry.opening import open_span_sink
+from agentrl.telemetry.spans import SpanSink
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.episode import Episode
@@ -66,7 +68,7 @@ NOTES: dict[type, str] = {
 class WorkerSpec:
     """What a worker process is made of. `config` is the run's as JSON; without a `journal` nothing is on record.
 
-    `environments` are described, so that no worker has to ask.
+    `environments` are described, so that no worker has to ask. Spans are written below the folder `run`.
     """
 
     name: str
@@ -74,6 +76,7 @@ class WorkerSpec:
     logs: str
     beat_s: float
     environments: dict[str, EnvironmentDescription]
+    run: str
     journal: str | None = None
     claim: int = 0
 
@@ -108,6 +111,7 @@ class WorkerServer:
         self._worker: LocalWorker
         self._hosts: dict[str, EnvironmentHost] = {}
         self._journal: WorkerJournal | None = None
+        self._spans: SpanSink | None = None
         self._loops: list[asyncio.Task[None]] = []
 
     async def serve(self, connection: socket.socket) -> None:
@@ -127,7 +131,10 @@ class WorkerServer:
         chats = {name: ChatFormat.load(policy.model, policy.chat) for name, policy in config.policies.items()}
         gateway, journal = LazyGateway(), self._journal or NoJournal()
         runners = build_runners(config, self._engines(config, chats), chats, self._hosts, journal, gateway)
-        self._worker = LocalWorker(spec.name, runners, self._journal, self._end_session, gateway, self._mark)
+        self._spans = open_span_sink(config.telemetry, Path(spec.run), spec.name)
+        self._worker = LocalWorker(
+            spec.name, runners, self._journal, self._end_session, gateway, self._mark, self._spans
+        )
         loop = asyncio.get_running_loop()
         self._loops = [loop.create_task(self._tell_events()), loop.create_task(self._beat_on(spec.beat_s))]
 
@@ -153,6 +160,8 @@ class WorkerServer:
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
         if self._journal is not None:
             await self._journal.writer.close()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
         self._beat()
         for task in self._loops:
             task.cancel()

@@ -16,6 +16,7 @@ from agentrl.rollouts.programs import ProgramCalls, Programs, cut_off
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.replies import ContextFullError, TokensSpentError
 from agentrl.rollouts.session import Session
+from agentrl.telemetry.spans import SpanKind
 from agentrl.types.environment import Opening, Recovery, StepResult, check_opening, check_step
 from agentrl.types.episode import Effect, StopReason
 from agentrl.types.errors import Boundary, EpisodeError, Failure, boundary, deadline
@@ -124,7 +125,8 @@ class Context:
 
     async def start(self) -> Opening:
         """The environment's opening."""
-        with _ending(self._record):
+        starting = self._record.trace.during(SpanKind.ENVIRONMENT, "environment.start")
+        with _ending(self._record), starting:
             async with deadline("environment.start", self._limits.tool_s):
                 with boundary(Boundary.ENVIRONMENT, "start"):
                     opening = check_opening(await self._environment.start())
@@ -153,10 +155,14 @@ class Context:
         intents = tuple(Effect(call.id, call) for call in action.tool_calls)
         await self._log.intended(intents)
         started = time.monotonic()
-        with _ending(self._record):
-            async with deadline("environment.step", self._limits.tool_s):
-                result, snapshot = await self._act(action)
-        seconds = time.monotonic() - started
+        try:
+            with _ending(self._record):
+                async with deadline("environment.step", self._limits.tool_s):
+                    result, snapshot = await self._act(action)
+        finally:
+            ended, tools = time.monotonic(), [call.name for call in action.tool_calls]
+            self._record.trace.acted(self._record.num_turns - 1, started, ended, tools)
+        seconds = ended - started
         effects = _with_results(intents, result, seconds)
         self._record.end_turn(*await self._log.resulted(effects, result, seconds, snapshot))
         if result.is_done:
@@ -197,7 +203,8 @@ class Context:
         self._num_programs += 1
         effect_id = f"{self._record.ticket.episode_id}/program-{self._num_programs}"
         command = replace(command, gateway=self._socket)
-        with _ending(self._record), boundary(Boundary.ENVIRONMENT, "run"):
+        running = self._record.trace.during(SpanKind.ENVIRONMENT, "environment.run", effect=effect_id)
+        with _ending(self._record), boundary(Boundary.ENVIRONMENT, "run"), running:
             result = await self._run(command, effect_id)
         self._record.counts["programs"] += 1
         self._record.counts["programs_failed"] += result.exit_code != 0

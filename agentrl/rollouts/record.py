@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agentrl.telemetry.spans import NO_TRACE, EpisodeTrace
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Effect, Episode, Node, SampledColumns, StopReason, Ticket, Turn
 from agentrl.types.errors import Boundary, EpisodeError, Failure
@@ -18,12 +19,14 @@ class EpisodeRecord:
     """The growing graph of one episode.
 
     Nodes are checked as they are added, so a record never holds a node that breaks an alignment law. Replies in the
-    making are kept beside them, each under a name, and come behind all others if the episode ends before they do.
+    making are kept beside them, each under a name, and come behind all others if the episode ends before they do. Its
+    `trace` takes what the episode was doing, and when.
     """
 
-    def __init__(self, ticket: Ticket, agents: tuple[Agent, ...]) -> None:
+    def __init__(self, ticket: Ticket, agents: tuple[Agent, ...], trace: EpisodeTrace = NO_TRACE) -> None:
         self.ticket = ticket
         self.agents = agents
+        self.trace = trace
         self._nodes: list[Node] = []
         self._ends: list[int] = []
         self._routed_ends: list[int] = []

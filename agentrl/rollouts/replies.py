@@ -11,6 +11,7 @@ import numpy as np
 from agentrl.rollouts.episode_log import EpisodeLog
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.recorded_replies import Generating
+from agentrl.telemetry.spans import Asked
 from agentrl.types.episode import Ticket
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest, Sampling
@@ -104,21 +105,36 @@ class ReplySampler:
     async def _draw(self, prompt: Prompt, budget: int) -> Drawn:
         started = time.monotonic()
         partial: Generation | None = None
-        aborts = 0
-        while True:
-            num_done = len(partial.token_ids) if partial else 0
-            part = await self._engine.generate(self._request(prompt, partial, budget - num_done))
-            partial = part if partial is None else _join(partial, part)
-            if part.finish is not FinishReason.ABORT:
-                break
-            aborts += 1
-            if len(partial.token_ids) == budget:
-                partial = replace(partial, finish=FinishReason.LENGTH)
-                break
-            await self._keep(prompt, partial, part)
+        asked: list[Asked] = []
+        try:
+            while True:
+                num_done = len(partial.token_ids) if partial else 0
+                part = await self._ask(self._request(prompt, partial, budget - num_done), asked)
+                partial = part if partial is None else _join(partial, part)
+                if part.finish is not FinishReason.ABORT:
+                    break
+                if len(partial.token_ids) == budget:
+                    partial = replace(partial, finish=FinishReason.LENGTH)
+                    break
+                await self._keep(prompt, partial, part)
+        finally:
+            # The turn that the reply becomes has this number: nothing is awaited until it is closed.
+            self._record.trace.replied(self._record.num_turns, self._agent, asked)
         if not len(partial.token_ids):
             raise EpisodeError(Boundary.CONTRACT, "engine.answer", "a reply without tokens")
-        return Drawn(partial, time.monotonic() - started, aborts)
+        return Drawn(partial, time.monotonic() - started, len(asked) - (part.finish is not FinishReason.ABORT))
+
+    async def _ask(self, request: GenerationRequest, asked: list[Asked]) -> Generation:
+        """The engine's answer, which is noted among what was `asked`, and so is one that never came."""
+        sent_s = time.monotonic()
+        try:
+            part = await self._engine.generate(request)
+        except BaseException:
+            asked.append(Asked(sent_s, time.monotonic()))
+            raise
+        asked.append(Asked(sent_s, time.monotonic(), part.stood_still, len(part.token_ids)))
+        # How long it stood still is no part of the reply, and is not put on record with it.
+        return replace(part, stood_still=()) if part.stood_still else part
 
     async def _keep(self, prompt: Prompt, partial: Generation, part: Generation) -> None:
         """Put a reply in the making on record."""

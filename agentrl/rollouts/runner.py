@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
@@ -19,6 +20,7 @@ from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.recorded_replies import Generating, RecordedReplies, ReplayingEngine
 from agentrl.rollouts.replies import ReplySampler
 from agentrl.rollouts.session import Session
+from agentrl.telemetry.spans import NO_TRACE, EpisodeTrace, SpanKind
 from agentrl.tokens.chat import ChatFormat
 from agentrl.types.environment import ScoreRecord
 from agentrl.types.episode import Agent, Episode, StopReason, Ticket
@@ -71,9 +73,10 @@ class EpisodeRunner:
         kind = type(self._scaffold)
         return f"{kind.__module__}:{kind.__qualname__}"
 
-    def open(self, ticket: Ticket) -> EpisodeRecord:
+    def open(self, ticket: Ticket, trace: EpisodeTrace = NO_TRACE) -> EpisodeRecord:
         """An empty record for a ticket; the caller keeps it, so that it has the record even if the run is cut off."""
-        return EpisodeRecord(ticket, tuple(Agent(name, player.policy) for name, player in self._players.items()))
+        agents = tuple(Agent(name, player.policy) for name, player in self._players.items())
+        return EpisodeRecord(ticket, agents, trace)
 
     async def run(self, record: EpisodeRecord, on_generated: Callable[[], Awaitable[None]]) -> Episode:
         """Play one episode, from its start or from where its journal says that it was.
@@ -87,6 +90,7 @@ class EpisodeRunner:
         """
         log = await self._journal.open(record.ticket, record.agents)
         started = time.monotonic() - (_seconds_played(log.history) if log.history else 0.0)
+        record.trace.restored(len(log.history.turns) if log.history else 0)
         end = _End(record, log, started)
         try:
             async with deadline("episode", max(self._limits.total_s - (time.monotonic() - started), _LEAST_S)):
@@ -107,7 +111,7 @@ class EpisodeRunner:
     ) -> None:
         with boundary(Boundary.ENVIRONMENT, "open"):
             opened = open_environment(self._environments, record.ticket.task, log)
-        async with opened as environment:
+        async with _traced(opened, record.trace) as environment:
             try:
                 await self._play(record, environment, log)
                 await on_generated()
@@ -128,7 +132,8 @@ class EpisodeRunner:
         if verdict is None:
             if self._environments.description.recovery.has_handles:
                 await log.judging(verifier.name)
-            verdict = ScoreRecord(verifier.name, await verifier.score(environment), verifier.weight)
+            with record.trace.during(SpanKind.SCORING, f"score.{verifier.name}"):
+                verdict = ScoreRecord(verifier.name, await verifier.score(environment), verifier.weight)
         await log.scored(verdict)
         record.scores.append(verdict)
 
@@ -167,6 +172,25 @@ class EpisodeRunner:
             return ProgramCalls(record, agents, log, self._limits)
 
         return Programs(self._gateway, calls) if self._gateway is not None else None
+
+
+@asynccontextmanager
+async def _traced(
+    opened: AbstractAsyncContextManager[DurableEnvironment], trace: EpisodeTrace
+) -> AsyncIterator[DurableEnvironment]:
+    """An environment, of which the trace tells how long it was waited for, and how long it took to be freed."""
+    with trace.during(SpanKind.QUEUE, "environment.open"):
+        environment = await opened.__aenter__()
+    left_s = time.monotonic()
+    try:
+        async with AsyncExitStack() as closing:
+            closing.push_async_exit(opened)
+            try:
+                yield environment
+            finally:
+                left_s = time.monotonic()
+    finally:
+        trace.add(SpanKind.ENVIRONMENT, "environment.close", left_s, time.monotonic())
 
 
 def played_in(frame: FrameType | None) -> str | None:

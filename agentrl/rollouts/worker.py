@@ -16,6 +16,7 @@ from agentrl.rollouts.episode_log import EpisodeParked
 from agentrl.rollouts.record import EpisodeRecord
 from agentrl.rollouts.replies import session_key
 from agentrl.rollouts.runner import EpisodeRunner
+from agentrl.telemetry.spans import EpisodeTrace, SpanSink
 from agentrl.types.episode import Episode
 from agentrl.types.errors import AgentRLError
 from agentrl.types.rollout import (
@@ -47,7 +48,7 @@ class LocalWorker:
 
     It closes the `gateway` of its runners' programs when it is closed.
 
-    With a `mark`, whoever reads it knows which episode runs.
+    With a `mark`, whoever reads it knows which episode runs. `spans` takes those of the episodes that are traced.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class LocalWorker:
         end_session: SessionEnd,
         gateway: Closing,
         mark: RunningMark | None = None,
+        spans: SpanSink | None = None,
     ) -> None:
         self.name, self.node, self._mark, self._gateway = name, LOOPBACK, mark, gateway
         self._runners, self._journal, self._end_session = dict(runners), journal, end_session
+        self._spans = spans
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._in_play: dict[str, _InPlay] = {}
         if journal is not None:
@@ -71,7 +74,8 @@ class LocalWorker:
         ticket = assignment.ticket
         if self._journal is not None:
             self._journal.assign(assignment)
-        record = self._runners[ticket.environment].open(ticket)
+        trace = EpisodeTrace(ticket.episode_id, self._spans if assignment.is_traced else None)
+        record = self._runners[ticket.environment].open(ticket, trace)
         task = asyncio.create_task(self._play(record, assignment.token), name=ticket.episode_id)
         self._in_play[ticket.episode_id] = _InPlay(record, time.monotonic(), task)
 
@@ -127,6 +131,7 @@ class LocalWorker:
                 _log.error("%s cannot go on", self.name, exc_info=error)
             self._events.put_nowait(WorkerFailed(type(error).__name__, str(error)))
         finally:
+            record.trace.close()
             del self._in_play[name]
             for agent in record.agents:
                 self._end_session(agent.policy, session_key(record.ticket, agent.name))

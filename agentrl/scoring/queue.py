@@ -16,6 +16,8 @@ from agentrl.scorers.definition import UNREACHABLE, TurnScorerConfig
 from agentrl.scoring.answers import matched
 from agentrl.scoring.pool import Pool
 from agentrl.scoring.workers import ScoringWorker, StartWorker
+from agentrl.telemetry.run_traces import RunTraces
+from agentrl.telemetry.spans import SpanKind
 from agentrl.types.errors import AgentRLError, Boundary, EpisodeError, Failure, boundary, deadline
 from agentrl.types.turn_score import ScoredTurn, TurnKey, TurnScore
 
@@ -53,8 +55,10 @@ class ScorerQueue:
     as the scorer's version is the same.
     """
 
-    def __init__(self, config: TurnScorerConfig, start: StartWorker, keep: Keep) -> None:
-        self.config, self.counts = config, QueueCounts()
+    def __init__(
+        self, config: TurnScorerConfig, start: StartWorker, keep: Keep, traces: RunTraces | None = None
+    ) -> None:
+        self.config, self.counts, self._traces = config, QueueCounts(), traces or RunTraces()
         self._keep = keep
         self._changed, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
@@ -193,9 +197,13 @@ class ScorerQueue:
         return scores
 
     def _tell(self, batch: list[_Asked], scores: dict[TurnKey, TurnScore]) -> None:
+        now_s = time.monotonic()
         for asked in batch:
-            self._in_flight.pop(asked.turn.key, None)
-            score = scores[asked.turn.key]
+            key = asked.turn.key
+            self._in_flight.pop(key, None)
+            trace = self._traces.of(key.episode_id)
+            trace.add(SpanKind.SCORING, f"score.{self.config.name}", asked.since_s, now_s, key.turn)
+            score = scores[key]
             self.counts.totals["scored" if score.failure is None else "failed"] += 1
             if not asked.score.done():
                 asked.score.set_result(score)

@@ -232,6 +232,11 @@ class Episode:
         return self.ticket.episode_id
 
     @property
+    def outcome(self) -> str:
+        """How it ended, in one word: its stop reason, or ``failed``; empty while it is played."""
+        return "failed" if self.failure is not None else str(self.stop_reason or "")
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of all nodes, each counted once."""
         return count_tokens(self.nodes)

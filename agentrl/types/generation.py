@@ -138,6 +138,7 @@ class Generation:
     """What an engine delivered for one request; `token_ids` includes the stop token.
 
     `regenerated_tokens` were drawn before at most: in answers that were lost with their engine, or not believed.
+    `stood_still` are stretches, in seconds since the router was asked, in which the request waited for new weights.
 
     Example: ids ``[93, 1]``, logprobs ``[-0.1, -0.01]``, one span of version 0.4, finish STOP.
     """
@@ -152,6 +153,7 @@ class Generation:
     metrics: dict[str, float] = field(default_factory=dict)
     routed_experts: RoutedExperts | None = None  # up to the position before the last token
     regenerated_tokens: int = 0
+    stood_still: tuple[tuple[float, float], ...] = ()
 
     def followed_by(self, rest: Generation) -> Generation:
         """A part of a reply and the rest of it as one, with the end of the rest.

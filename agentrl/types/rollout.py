@@ -15,12 +15,13 @@ class Assignment:
     """An episode for a worker to play, from its start or from where earlier holders put it on record.
 
     `token` rises with every hand-over of an episode, so that the order of its holders is never in doubt. `entries`
-    are what counts of those that earlier holders wrote, in order.
+    are what counts of those that earlier holders wrote, in order. Of one that `is_traced` the worker writes spans.
     """
 
     ticket: Ticket
     token: int
     entries: tuple[PackedEntry, ...] = ()
+    is_traced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class StagedPublisher(Publisher):
         member.phase = PublishPhase.PREPARE
         await self._transport.prepare(engine, manifest)
         pauses = await self._transport.needs_pause(engine)
-        async with self._drained(member, pauses):
+        async with self._standing(member, pauses):
             paused = time.monotonic()
             if pauses:
                 member.phase = PublishPhase.PAUSE
@@ -190,15 +190,22 @@ class StagedPublisher(Publisher):
         return dataclasses.replace(receipt, aborted=aborted, gap_s=gap_s)
 
     @contextlib.asynccontextmanager
-    async def _drained(self, member: Member, pauses: bool) -> AsyncIterator[None]:
-        """Under ``drain``: what the engine had before its pause has ended or is cut, and it gets nothing new inside."""
-        if not pauses or self._config.pause_mode is not PauseMode.DRAIN:
+    async def _standing(self, member: Member, pauses: bool) -> AsyncIterator[None]:
+        """The engine stands still inside, if it has to.
+
+        Under ``drain`` what it had before its pause has ended or is cut by then, and it gets nothing new inside.
+        """
+        if not pauses:
             yield
-            return
-        member.phase = PublishPhase.PAUSE
-        with self._fleet.held(member.name):
-            self.counts.has_drained(await drain(member, self._config.drain_s))
-            yield
+        elif self._config.pause_mode is not PauseMode.DRAIN:
+            with member.standing_still():
+                yield
+        else:
+            member.phase = PublishPhase.PAUSE
+            with self._fleet.held(member.name):
+                self.counts.has_drained(await drain(member, self._config.drain_s))
+                with member.standing_still():
+                    yield
 
     async def _rename(self, member: Member, manifest: WeightsManifest) -> Receipt:
         """Tell the engine that what it serves has another version now. Raises EngineError."""

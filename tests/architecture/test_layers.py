@@ -18,6 +18,7 @@ LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in lay
 # Packages that a neighbour on the same level may use, and why.
 NEIGHBOURS = {
     ("codec", "types"): "encodes the records",
+    ("telemetry", "config"): "has a section of recipes",
     ("telemetry", "protocols"): "names the seam that its sinks fill",
 }
 SHIPPED_TESTING = {"agentrl.orchestration.transcripts": {"agentrl.testing.scripted"}}
