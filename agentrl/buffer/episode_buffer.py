@@ -97,6 +97,10 @@ class MemoryBuffer(EpisodeBuffer):
         """Episodes that hold a place."""
         return len(self._running)
 
+    def loaded_version(self, policy: str) -> PolicyVersion:
+        """The version of a trained policy that engines were last proven to serve."""
+        return self._lanes[policy].loaded
+
     def num_ready(self, policy: str) -> int:
         """Episodes of complete groups that no step of the policy has taken."""
         return sum(len(group.episodes) for group in self._lanes[policy].ready)

@@ -131,8 +131,6 @@ class EngineRouter:
                     num_lost = attempts.num_failed - attempts.causes[Cause.FENCED]
                     again = unbelieved_tokens + num_lost * len(generation.token_ids)
                     still.add(*member.stood_still(sent_s, answered_s), (answered_s, time.monotonic()))
-                    if not (again or still):
-                        return generation
                     return replace(generation, regenerated_tokens=again, stood_still=still.stretches())
                 unbelieved_tokens += len(generation.token_ids)
                 self._failed(member, attempts, Cause.FENCED, _fence_error(member, since, generation))
@@ -281,9 +279,6 @@ class _StoodStill:
     def add(self, *stretches: tuple[float, float]) -> None:
         """Note stretches by the monotonic clock, but for those that are too short to be waiting."""
         self._found += [stretch for stretch in stretches if stretch[1] - stretch[0] > _SHORTEST_STAND_S]
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
 
     def stretches(self) -> tuple[tuple[float, float], ...]:
         """All of them, counted from when the request came."""

@@ -30,6 +30,7 @@ from agentrl.orchestration.run_directory import Progress, RunDirectory, RunState
 from agentrl.orchestration.run_end import ArchiveCompleted, complete_archive, end_run
 from agentrl.orchestration.run_files import changes, losses, marks_now, restore_claims, take_back_metrics
 from agentrl.orchestration.run_journal import RunJournal
+from agentrl.orchestration.run_metrics import serving_metrics
 from agentrl.orchestration.runtime import ProcessRuntime
 from agentrl.orchestration.served import EnvironmentServers
 from agentrl.orchestration.shutdown import RunSummary, first_failure
@@ -251,7 +252,7 @@ async def _start_and_run(
                     run.write_state(RunState(RunStatus.FAILED, controller.versions(), message))
 
             watched = ended_by_standstill(config.rollout.worker_silence_s, stood_still)
-            with gc_frozen(), signals.telling(controller.request_stop), watched:
+            with gc_frozen(), signals.telling(controller.request_stop), watched, serving_metrics(parts):
                 summary = await controller.run()
         if summary.status is RunStatus.FINISHED:
             observer.on_phase("archiving the last episodes")

@@ -24,6 +24,7 @@ from agentrl.orchestration.players import build_scaffold, build_scorers, routing
 from agentrl.orchestration.runtime_checks import check_colocated, check_several_hosts
 from agentrl.rollouts.config import LimitsConfig, ScaffoldConfig
 from agentrl.scorers.config import find_definition
+from agentrl.telemetry.opening import check_telemetry
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types.errors import ConfigError
 
@@ -50,6 +51,7 @@ def check_recipe(config: RunConfig) -> None:
     """Everything but the models, which need not be there yet. Raises ConfigError."""
     check_players(config)
     check_colocated(config)
+    check_telemetry(config.telemetry)
     if not isinstance(config.runtime, LocalRuntimeConfig):
         check_several_hosts(config)
     for scorer in config.turn_scorers():

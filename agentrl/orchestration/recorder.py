@@ -14,8 +14,10 @@ from agentrl.buffer.ledger import LedgerLine
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.orchestration.tally import Tally, metric_prefix
+from agentrl.protocols import MetricSink
 from agentrl.telemetry.curve import draw_curve
 from agentrl.telemetry.json_lines import JsonLines, read_json_lines
+from agentrl.telemetry.prometheus_names import StepNumbers
 from agentrl.telemetry.sinks import JsonlSink, SinkSet, TensorBoardSink
 from agentrl.types.batch import Receipt, StepReport, TrainBatch, TrainTrajectory
 from agentrl.types.episode import Episode
@@ -66,7 +68,9 @@ class Recorder:
 
     def __init__(self, run: RunDirectory, title: str, observer: RunObserver) -> None:
         self._run, self._title, self._observer = run, title, observer
-        self._sinks = SinkSet([JsonlSink(run.metrics), TensorBoardSink(run.path / "tensorboard")])
+        self.numbers = StepNumbers([])
+        self._files: list[MetricSink] = [JsonlSink(run.metrics), TensorBoardSink(run.path / "tensorboard")]
+        self._sinks = SinkSet([*self._files, self.numbers])
         self._ledger = JsonLines(run.ledger)
         self._pending_lines: list[LedgerLine] = []
         self._train_episodes = JsonLines(run.path / "episodes" / "train.jsonl")
@@ -82,7 +86,17 @@ class Recorder:
         Of several policies, names of metrics begin with the policy's.
         """
         names = list(environments)
+        self.numbers = StepNumbers(names)
+        self._sinks = SinkSet([*self._files, self.numbers])
         self._tallies = {name: Tally(metric_prefix(name, names), environments[name]) for name in names}
+
+    def outcomes(self, policy: str) -> Mapping[str, int]:
+        """How many of a policy's episodes ended in which way, since the process began."""
+        return self._tallies[policy].outcomes
+
+    def failures(self, policy: str) -> Mapping[str, int]:
+        """How many of a policy's episodes failed by boundary and kind, since the process began."""
+        return self._tallies[policy].failures
 
     def write_ledger_line(self, line: LedgerLine) -> None:
         """Take the end of an episode, which is final with the next checkpoint."""

@@ -19,12 +19,14 @@ class Tally:
     """Counts between two steps of one policy; `prefix` begins the names of its metrics.
 
     Episodes of other environments than those that it is trained in do not count. With several environments there are
-    counts of each, under ``environment/NAME/``.
+    counts of each, under ``environment/NAME/``. `outcomes` and `failures` count episodes since the process began.
     """
 
     def __init__(self, prefix: str, environments: Collection[str] = ()) -> None:
         self.prefix, self.environments = prefix, tuple(environments)
         self._counts: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
         self._rewards: dict[str, list[float]] = {}
         self._failed: Counter[str] = Counter()
         self._gaps_s: list[float] = []
@@ -40,12 +42,14 @@ class Tally:
         if environment not in self.environments:
             return
         self._counts["episodes"] += 1
+        self.outcomes[episode.outcome] += 1
         self._counts["turns"] += len(episode.turns)
         self._counts["sampled_tokens"] += episode.num_sampled_tokens
         self._counts["aborts"] += sum(turn.aborts for turn in episode.turns)
         if episode.failure is not None:
             self._counts["failed"] += 1
             self._counts[f"failed_{episode.failure.boundary}_{episode.failure.kind}"] += 1
+            self.failures[f"{episode.failure.boundary}_{episode.failure.kind}"] += 1
         elif episode.stop_reason is not None:
             self._counts[f"stopped_{episode.stop_reason}"] += 1
         for name, count in episode.counts.items():

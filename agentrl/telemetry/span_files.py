@@ -82,7 +82,6 @@ def read_spans(folder: Path) -> Iterator[tuple[str, Span]]:
     """
     decoder = msgspec.json.Decoder(Span)
     for path in sorted(folder.glob("*.jsonl")):
-        with path.open("rb") as lines:
-            for line in lines:
-                with suppress(msgspec.DecodeError):
-                    yield path.name.split(".")[0], decoder.decode(line)
+        for line in path.read_bytes().splitlines():
+            with suppress(msgspec.DecodeError):
+                yield path.name.split(".")[0], decoder.decode(line)

