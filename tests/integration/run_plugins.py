@@ -22,6 +22,8 @@ class CoinOptions(ConfigModel):
     every: int = 1
     is_flat: bool = False
     turns: int = 1
+    step_s: float = 0.0
+    score_s: float = 0.0
     first_waits_for: int = 0  # the task, counted from 0, whose start lets the first one go on
 
 
@@ -41,6 +43,7 @@ class Coin:
         self._is_flat = options.is_flat
         self._waits_for = 0 if task.ordinal else options.first_waits_for
         self._turns_left = options.turns
+        self._step_s, self._score_s = options.step_s, options.score_s
         self._reply = ""
 
     async def start(self) -> Opening:
@@ -59,11 +62,13 @@ class Coin:
             os._exit(3)
         while _newest < self._waits_for:
             await asyncio.sleep(0.01)
+        await asyncio.sleep(self._step_s)
         if self._turns_left:
             return StepResult((Message(Role.USER, f"{self._turns_left} more"),))
         return StepResult(is_done=True)
 
     async def score(self) -> Score:
+        await asyncio.sleep(self._score_s)
         rewards: dict[str, Any] = {"nan": float("nan"), "text": "1"}
         if self._is_flat:
             return Score(0.5)
