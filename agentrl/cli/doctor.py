@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentrl.cli.doctor_clusters import check_clusters
 from agentrl.cli.errors import reported
 from agentrl.cli.extras import missing_packages, remedy
 
@@ -25,10 +26,14 @@ _MIN_FREE_BYTES = 2 << 30
 
 
 @reported
-def doctor() -> None:
+def doctor(
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Also reach this Ray cluster: HOST:PORT, or auto for its own.")
+    ] = None,
+) -> None:
     """Check what training needs on this machine, and say what to do about what is missing."""
     checks: list[Callable[[], Iterator[tuple[bool, str]]]] = [_packages, _hardware, _disk, _sandboxes]
-    checks += [_scaffolds, _environments]
+    checks += [_scaffolds, _environments, partial(check_clusters, ray)]
     is_well = True
     for check in checks:
         for is_good, text in check():

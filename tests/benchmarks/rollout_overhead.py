@@ -46,7 +46,7 @@ async def measure(model: Path) -> list[float]:
 
 
 def trace_cost_s(folder: Path) -> float:
-    """Processor seconds of one turn's spans, as a worker writes them: a request, a tool call, the turn; its episode's."""
+    """Processor seconds of one turn's spans, and its part of its episode's, as a worker writes them."""
     costs = []
     for number in range(NUM_ROUNDS):
         sink = SpanFile(folder, f"worker-{number}")

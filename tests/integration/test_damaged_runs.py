@@ -49,6 +49,8 @@ HARMLESS = {
     "tensorboard/*": "a copy of metrics.jsonl",
     "curve.png": "drawn from metrics.jsonl at every evaluation",
     "logs/*": "output of processes, for people to read",
+    "traces/*": "spans, for people to look at",
+    "trace.json.gz": "made of traces by `agentrl runs trace`",
 }
 """Files that no command goes on from, by their kind, and why."""
 
