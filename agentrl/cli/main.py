@@ -16,6 +16,7 @@ from agentrl.cli.errors import usage_in_one_line
 from agentrl.cli.evaluate import evaluate
 from agentrl.cli.jobs import jobs, submit
 from agentrl.cli.model import model
+from agentrl.cli.plan import plan
 from agentrl.cli.prm import prm
 from agentrl.cli.replay import replay
 from agentrl.cli.rescore import rescore
@@ -72,6 +73,7 @@ app.command()(engine)
 app.command()(show)
 app.command()(replay)
 app.command()(rescore)
+app.command()(plan)
 app.command()(doctor)
 app.add_typer(jobs, name="jobs")
 app.add_typer(runs, name="runs")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 LAYERS = (
     {"cli"},
     {"jobs"},
+    {"sizing"},
     {"orchestration"},
     {"gateway"},
     {"rollouts", "trainer", "engine", "checking", "serving", "scoring"},

@@ -21,12 +21,14 @@ _FLAGS = {
     "model check model": "--render",
     "env list": "--long",
     "env serve sql": "--prt",
+    "plan recipe.toml": "--gpu",
 }
 _MISSING = {
     "train": "recipe",
     "warmstart": "recipe",
     "resume": "run",
     "eval": "target",
+    "plan": "recipe",
     "engine --port 30000": "model",
     "engine model": "--port",
     "show": "run",
@@ -50,6 +52,7 @@ _VALUES = {
     "eval recipe.toml --tasks many": "'--tasks'",
     "eval recipe.toml --tasks 1.5": "'--tasks'",
     "demo --seed x": "'--seed'",
+    "plan recipe.toml --rough --gpus many": "'--gpus'",
     "demo --seed": "--seed",
     "replay run one": "'step'",
     "replay run 1 --device tpu": "'--device'",

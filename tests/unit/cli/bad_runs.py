@@ -19,7 +19,7 @@ def _call(words: tuple[str, ...], run: str) -> list[str]:
     return [*command.split(), run, *rest]
 
 
-def _run(journal: str = "segments", status: str | None = None, **policies: str) -> Make:
+def made(journal: str = "segments", status: str | None = None, **policies: str) -> Make:
     """A run folder as one that began has it; `policies` are model folders by name."""
 
     def make() -> None:
@@ -42,11 +42,11 @@ def _run(journal: str = "segments", status: str | None = None, **policies: str) 
 
 
 _BROKEN: dict[str, tuple[Make, tuple[str, ...]]] = {
-    "config-empty": (both(_run(), write("run/config.json", "")), ("run/config.json", "restore")),
-    "config-cut": (both(_run(), write("run/config.json", '{"name": ')), ("run/config.json", "restore")),
-    "config-binary": (both(_run(), write("run/config.json", b"\xff\xff")), ("run/config.json", "restore")),
-    "config-list": (both(_run(), write("run/config.json", "[]")), ("run/config.json",)),
-    "config-other": (both(_run(), edit_json("run/config.json", stepz=3)), ("unknown key 'stepz'", "'steps'")),
+    "config-empty": (both(made(), write("run/config.json", "")), ("run/config.json", "restore")),
+    "config-cut": (both(made(), write("run/config.json", '{"name": ')), ("run/config.json", "restore")),
+    "config-binary": (both(made(), write("run/config.json", b"\xff\xff")), ("run/config.json", "restore")),
+    "config-list": (both(made(), write("run/config.json", "[]")), ("run/config.json",)),
+    "config-other": (both(made(), edit_json("run/config.json", stepz=3)), ("unknown key 'stepz'", "'steps'")),
 }
 
 CASES: tuple[Case, ...] = (
@@ -59,36 +59,36 @@ CASES: tuple[Case, ...] = (
       for name, (make, says) in _BROKEN.items() for words in (("show",), ("resume",), ("eval",), ("replay", "1"))),
     case("runs-nowhere", "runs", "nowhere", says=("no folder nowhere", "agentrl train")),
     case("runs-list-a-file", "runs", "list", "recipe.toml", says=("no folder recipe.toml", "agentrl train")),
-    case("resume-finished", "resume", "run", make=_run(status="finished"), says=("is finished", "nothing is left")),
-    case("resume-state", "resume", "run", make=both(_run(), write("run/state.json", "{")),
+    case("resume-finished", "resume", "run", make=made(status="finished"), says=("is finished", "nothing is left")),
+    case("resume-state", "resume", "run", make=both(made(), write("run/state.json", "{")),
           says="state.json is damaged"),
-    case("resume-model", "resume", "run", make=both(_run(), lambda: shutil.rmtree("model")),
+    case("resume-model", "resume", "run", make=both(made(), lambda: shutil.rmtree("model")),
          says=("policies.main.model: no model at model", "save_pretrained")),
-    case("resume-weights", "resume", "run", make=both(_run(), write("model/model.safetensors", b"")),
+    case("resume-weights", "resume", "run", make=both(made(), write("model/model.safetensors", b"")),
          says=("model.safetensors", "is cut off")),
-    case("resume-plugin", "resume", "run", make=both(_run(), edit_json("run/config.json", environments={
+    case("resume-plugin", "resume", "run", make=both(made(), edit_json("run/config.json", environments={
         "sql": {"name": "sqll"}})), says="did you mean 'sql'?"),
-    case("eval-run-overrides", "eval", "run", "seed=3", make=_run(), says="give a recipe to override it"),
-    case("eval-run-policy", "eval", "run", "--policy", "mian", make=_run(), says=("'mian'", "there are main")),
-    case("eval-run-which", "eval", "run", make=_run(white="model", black="model"), says="say which with --policy"),
-    case("eval-run-model", "eval", "run", make=both(_run(), lambda: shutil.rmtree("model")), says="no model at model"),
-    case("show-nothing", "show", "run", make=_run(), says=("train.jsonl", "kinds are train, heldout and failed")),
-    case("show-kind", "show", "run", "--kind", "lost", make=_run(),
+    case("eval-run-overrides", "eval", "run", "seed=3", make=made(), says="give a recipe to override it"),
+    case("eval-run-policy", "eval", "run", "--policy", "mian", make=made(), says=("'mian'", "there are main")),
+    case("eval-run-which", "eval", "run", make=made(white="model", black="model"), says="say which with --policy"),
+    case("eval-run-model", "eval", "run", make=both(made(), lambda: shutil.rmtree("model")), says="no model at model"),
+    case("show-nothing", "show", "run", make=made(), says=("train.jsonl", "kinds are train, heldout and failed")),
+    case("show-kind", "show", "run", "--kind", "lost", make=made(),
           says=("lost", "kinds are train, heldout and failed")),
-    case("show-empty", "show", "run", make=both(_run(), write("run/episodes/train.jsonl", "")),
+    case("show-empty", "show", "run", make=both(made(), write("run/episodes/train.jsonl", "")),
           says="holds no episode"),
-    case("show-garbage", "show", "run", make=both(_run(), write("run/episodes/train.jsonl", "{}\nx\n")),
+    case("show-garbage", "show", "run", make=both(made(), write("run/episodes/train.jsonl", "{}\nx\n")),
          says=("train.jsonl holds a line that is no episode", "restore it from a copy")),
-    case("replay-none", "replay", "run", "1", make=_run(), says=("step 1 of", "no step of this run can be replayed")),
-    case("replay-zero", "replay", "run", "0", make=_run(), says=("step 0 of", "no step of this run can be replayed")),
-    case("replay-unkept", "replay", "run", "1", make=_run(journal="none"), says=("kept no journal", "not on record")),
-    case("replay-policy", "replay", "run", "1", "--policy", "mian", make=_run(), says=("'mian'", "there are main")),
-    case("replay-which", "replay", "run", "1", make=_run(white="model", black="model"), says="say which with --policy"),
-    *(case(f"ledger-missing-{command}", "runs", command, "run", make=_run(), says=("no ", "ledger.jsonl"))
+    case("replay-none", "replay", "run", "1", make=made(), says=("step 1 of", "no step of this run can be replayed")),
+    case("replay-zero", "replay", "run", "0", make=made(), says=("step 0 of", "no step of this run can be replayed")),
+    case("replay-unkept", "replay", "run", "1", make=made(journal="none"), says=("kept no journal", "not on record")),
+    case("replay-policy", "replay", "run", "1", "--policy", "mian", make=made(), says=("'mian'", "there are main")),
+    case("replay-which", "replay", "run", "1", make=made(white="model", black="model"), says="say which with --policy"),
+    *(case(f"ledger-missing-{command}", "runs", command, "run", make=made(), says=("no ", "ledger.jsonl"))
       for command in ("ledger", "goodput", "bias")),
     *(case(f"ledger-other-{command}", "runs", command, "run", says=("ledger.jsonl", "line 1"),
-           make=both(_run(), write("run/ledger.jsonl", '{"columns": 3}\n'))) for command in
+           make=both(made(), write("run/ledger.jsonl", '{"columns": 3}\n'))) for command in
              ("ledger", "goodput", "bias")),
     case("ledger-outcome", "runs", "ledger", "run", "--outcome", "lost", says=("lost", "trained", "dropped"),
-         make=both(_run(), write("run/ledger.jsonl", ""))),
+         make=both(made(), write("run/ledger.jsonl", ""))),
 )  # fmt: skip

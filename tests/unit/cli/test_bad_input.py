@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli import bad_commands, bad_models, bad_recipes, bad_runs, bad_scorers
+from tests.unit.cli import bad_commands, bad_models, bad_plans, bad_recipes, bad_runs, bad_scorers
 from tests.unit.cli.bad_case import HEAVY, Case, answer_to
 
-CASES = (*bad_commands.CASES, *bad_recipes.CASES, *bad_models.CASES, *bad_runs.CASES, *bad_scorers.CASES)
+CASES = (
+    *bad_commands.CASES, *bad_recipes.CASES, *bad_models.CASES, *bad_runs.CASES, *bad_scorers.CASES, *bad_plans.CASES,
+)  # fmt: skip
 ROOT = Path(__file__).parents[3]
 # One process for all of them: what a case loads shows in those behind it as well, and the first is named.
 LIGHT = """
