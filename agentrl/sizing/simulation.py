@@ -1,7 +1,7 @@
 """One run on the virtual clock: admission, episodes, scores, steps, publications.
 
 Admission, the order of groups and the rule of ``wait`` are the buffer's. What is simplified: environments of a policy
-count as one; a place is given back at the last reply; forks are played from their start; nothing fails but whole
+count as one; forks are played from their start; nothing fails but whole
 groups, at their end; evaluations, checkpoints and what processes of one machine take from each other cost nothing.
 """
 
@@ -135,15 +135,16 @@ class Simulation:
             if scorer.of_turns or is_last:
                 episode.unscored += 1
                 self.scorers[name].ask(self.latencies.scorers[name].value, lambda: self._scored(episode))
-        if not is_last:
-            self.environment.ask(episode.shape.environment_s[turn], lambda: self._generate(episode))
-            return
-        seconds = episode.shape.environment_s[turn] + self.latencies.environment_score_s.value
+        behind = self._played if is_last else self._generate
+        self.environment.ask(episode.shape.environment_s[turn], lambda: behind(episode))
+
+    def _played(self, episode: _Playing) -> None:
+        """The episode generates no more: its place is given back, and the verdict comes."""
         self._count_running()
         self.running -= 1
         self.accepted += 1
         episode.engine.load -= 1
-        self.environment.ask(seconds, lambda: self._scored(episode))
+        self.environment.ask(self.latencies.environment_score_s.value, lambda: self._scored(episode))
         self._admit()
 
     def _scored(self, episode: _Playing) -> None:

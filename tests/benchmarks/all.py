@@ -43,6 +43,7 @@ ON_REQUEST = (
     "ray_kill_storm",
     "sandbox_latency",
     "sandbox_escape",
+    "plan_accuracy",
 )
 
 

@@ -35,6 +35,7 @@ from agentrl.orchestration.scoring import Scoring
 from agentrl.orchestration.serving import Serving
 from agentrl.orchestration.worker_assembly import build_pool
 from agentrl.process.local_place import LocalPlaces
+from agentrl.protocols import Trainer
 from agentrl.sandbox.keepers import SandboxKeepers
 from agentrl.sandbox.starting import SandboxKeeper
 from agentrl.tokens.chat import ChatFormat
@@ -257,10 +258,11 @@ async def simulate(
     engine_kind: Callable[..., TailEngine] = TailEngine,
     max_attempts: int = 1,
     slowness: Mapping[str, float] | None = None,
+    trainer: Trainer | None = None,
 ) -> Simulation:
     """A whole run by the real controller over the scripted engine and trainer; see `run_virtual`.
 
-    `slowness` says of environments how many times longer their tokens take.
+    `slowness` says of environments how many times longer their tokens take; `trainer` stands in for `TimedTrainer`.
     """
     run = RunDirectory.create(config)
     recorder = Recorder(run, config.name, SilentObserver())
@@ -276,7 +278,13 @@ async def simulate(
     publisher = StagedPublisher(fleet, DiskTransport(), PublishConfig(), WeightsManifest("main", FIRST, "", {}, 0))
     environments = {name: EnvironmentTerms(section.weight, ("main",)) for name, section in sections.items()}
     terms = BufferTerms(
-        {"main": config.buffer}, environments, {"main": FIRST}, config.seed, PLACES, max_attempts, MAX_FAILURES
+        {"main": config.buffer},
+        environments,
+        {"main": FIRST},
+        config.seed,
+        config.rollout.concurrency,
+        max_attempts,
+        MAX_FAILURES,
     )
     buffer = MemoryBuffer(terms, tasks, {}, Ledger(recorder.write_ledger_line))
     recorder.follow({"main": list(sections)})
@@ -290,7 +298,7 @@ async def simulate(
         start=StartPoint({"main": FIRST}),
         runtime=Machine(),
         hosts=hosts,
-        policies={"main": PolicyParts(Serving(fleet, router, publisher, ()), TimedTrainer())},
+        policies={"main": PolicyParts(Serving(fleet, router, publisher, ()), trainer or TimedTrainer())},
         buffer=buffer,
         pool=build_pool(config, run.logs, {"main": router}, {"main": chat}, hosts, journal, LocalPlaces(), tier.played),
         scoring=Scoring(build_scorers(config), journal.buffer, tier),
@@ -308,4 +316,6 @@ async def simulate(
     lines = read_ledger(run.path / "ledger.jsonl")
     rows = map(json.loads, run.metrics.read_text().splitlines())
     staleness = [row[_STALENESS] for row in rows if _STALENESS in row]
-    return Simulation(lines, engine.intended_lengths(), seconds, engine.busy_s / (PLACES * seconds), staleness)
+    return Simulation(
+        lines, engine.intended_lengths(), seconds, engine.busy_s / (config.rollout.concurrency * seconds), staleness
+    )

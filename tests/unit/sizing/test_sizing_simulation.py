@@ -61,10 +61,13 @@ def test_prefill_holds_up_what_the_engine_decodes_and_comes_again_with_new_weigh
 
 
 def test_an_environment_of_one_slot_serves_one_episode_after_the_other():
-    # Eight episodes of two turns, and a step of 3 s in between: 24 s for their steps, and openings wait in the same
-    # line until then, so all eight begin at once, for 1 s. Two of them make a step.
+    # Two episodes a step, 3 s of tools each. Openings and last turns wait in the same line: it is empty for 1 s, in
+    # which seven of eight episodes generate at once, behind every 21 s.
     two = Setup(places=8, group_size=2, groups_per_step=1, max_staleness=16)
-    assert step_s(two, turns=2, step_s=3.0, environment_slots=1) == pytest.approx(25 / 4)
+    run = Simulation(two, constant(turns=2, step_s=3.0, environment_slots=1))
+    run.run(29)
+    # From the first round to the fifth: 7 episodes each.
+    assert run.steps[16].ended_s - run.steps[2].ended_s == pytest.approx(4 * 22)
     assert step_s(two, turns=2, step_s=3.0, environment_slots=math.inf) < 3.0
 
 
