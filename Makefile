@@ -26,7 +26,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray test-jobs gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray test-jobs test-crds gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -56,6 +56,15 @@ $(VENV)/.installed-ip:
 	@command -v ip > /dev/null && command -v ps > /dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
 	apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends iproute2 procps > /dev/null; } || \
 	{ echo "ip and ps are needed: install iproute2 and procps, or run this as root on Debian or Ubuntu"; exit 1; }
+	@touch $@
+
+# Prometheus's tool that checks scrapes and alerts; only unpacked, so that no server is started.
+$(VENV)/.installed-promtool:
+	@mkdir -p $(VENV)/promtool
+	@cd $(VENV)/promtool && { command -v promtool > /dev/null && ln -sf "$$(command -v promtool)" promtool; } || \
+	{ apt-get -qq update && apt-get -qq -o APT::Sandbox::User=root download prometheus && \
+	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components 3 ./usr/bin/promtool && rm prometheus_*.deb; } || \
+	{ echo "promtool is needed: install Prometheus, or run this as root on Debian or Ubuntu"; exit 1; }
 	@touch $@
 
 demo: START := $(shell date +%s)
@@ -89,13 +98,17 @@ test-sglang: $(VENV)/.installed-dev $(VENV)/.installed-ip $(SGLANG_VENV)/.instal
 test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real Docker engine, which is started for it
 	@trap '$(BIN)/python deploy/docker/engine.py stop' EXIT; \
 	DOCKER_HOST=$$($(BIN)/python deploy/docker/engine.py start) || exit 1; export DOCKER_HOST; \
-	timeout 1800 $(BIN)/python -m pytest -m docker --timeout 300 --durations 5 tests/docker
+	timeout 1800 $(BIN)/python -m pytest -m docker --timeout 300 --durations 5 tests/docker tests/deploy
 
 test-ray: $(VENV)/.installed-dev $(VENV)/.installed-ip    ## on a Ray cluster of virtual machines on this one; needs root
 	$(BIN)/python -m pytest -m ray --durations 5 tests/cluster
 
-test-jobs: $(VENV)/.installed-dev                         ## jobs of real job systems: submit, list, logs, stop, resume
-	$(BIN)/python -m pytest -m jobs --durations 5 tests/jobs
+test-jobs: $(VENV)/.installed-dev $(VENV)/.installed-promtool   ## jobs of real job systems; alerts and scrape by Prometheus's own tool
+	$(BIN)/python -m pytest -m jobs --durations 5 tests/jobs tests/deploy
+
+CRDS ?= /path/to/kuberay/helm-chart/kuberay-operator/crds
+test-crds: $(VENV)/.installed-dev                         ## manifests against KubeRay's own schemas: CRDS=FOLDER of a checkout
+	$(BIN)/python -m tests.deploy.crds $(CRDS)
 
 gpu-wheels:      ## download what test-gpu needs on a machine without network; GPU_PYTHON=3.12 SKIP="numpy pyarrow"
 	@$(PYTHON) deploy/gpu/install.py wheels --python $(GPU_PYTHON) --wheels $(WHEELS) --skip $(SKIP)
