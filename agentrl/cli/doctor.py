@@ -17,11 +17,15 @@ import typer
 from agentrl.cli.doctor_clusters import check_clusters
 from agentrl.cli.errors import reported
 from agentrl.cli.extras import missing_packages, remedy
+from agentrl.types.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.registry import Plugin
 
-_PACKAGES = ("torch", "transformers", "renderers", "tokenizers", "safetensors", "aiohttp", "pydantic")
+_PACKAGES = {
+    "train": ("torch", "transformers", "renderers", "tokenizers", "safetensors", "aiohttp", "pydantic"),
+    "serve": ("fastapi", "uvicorn", "prometheus-client", "pydantic"),
+}
 _MIN_FREE_BYTES = 2 << 30
 
 
@@ -30,9 +34,10 @@ def doctor(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Also reach this Ray cluster: HOST:PORT, or auto for its own.")
     ] = None,
+    extra: Annotated[str, typer.Option(help="What this machine is for, by the extra: train, or serve.")] = "train",
 ) -> None:
     """Check what training needs on this machine, and say what to do about what is missing."""
-    checks: list[Callable[[], Iterator[tuple[bool, str]]]] = [_packages, _hardware, _disk, _sandboxes]
+    checks: list[Callable[[], Iterator[tuple[bool, str]]]] = [partial(_packages, extra), _hardware, _disk, _sandboxes]
     checks += [_scaffolds, _environments, partial(check_clusters, ray)]
     is_well = True
     for check in checks:
@@ -43,13 +48,15 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _packages() -> Iterator[tuple[bool, str]]:
-    missing = missing_packages("train")
-    for name in _PACKAGES:
+def _packages(extra: str) -> Iterator[tuple[bool, str]]:
+    if extra not in _PACKAGES:
+        raise ConfigError(f"--extra {extra}: name one of {', '.join(_PACKAGES)}")
+    missing = missing_packages(extra)
+    for name in _PACKAGES[extra]:
         if name not in missing:
             yield True, f"{name} {metadata.version(name)}"
     if missing:
-        yield False, f"{', '.join(missing)} are not installed; {remedy('train')}"
+        yield False, f"{', '.join(missing)} are not installed; {remedy(extra)}"
 
 
 def _hardware() -> Iterator[tuple[bool, str]]:
@@ -79,7 +86,6 @@ def _sandboxes() -> Iterator[tuple[bool, str]]:
         return
     from agentrl.sandbox.config import SandboxConfig
     from agentrl.sandbox.starting import running_keeper
-    from agentrl.types.errors import ConfigError
     from agentrl.types.sandbox import Guarantee
 
     async def probe() -> frozenset[Guarantee]:
@@ -117,8 +123,6 @@ def _environments() -> Iterator[tuple[bool, str]]:
 
 
 def _tried(group: str, plugin: Plugin, load: Callable[[], object]) -> tuple[bool, str]:
-    from agentrl.types.errors import ConfigError
-
     try:
         load()
     except ConfigError as error:
