@@ -69,8 +69,8 @@ CASES = (
         "AgentrlStalenessAtBound",
         {**AT_BOUND, f"agentrl_masked_ratio{{{MAIN}}}": "0.25+0x60"},
         20,
-        "tokens of main on trainer:9464 are 4 steps old, as old as they may be, and more than a tenth of them is too old "
-        "to be trained",
+        "tokens of main on trainer:9464 are 4 steps old, as old as they may be, and more than a tenth of them is "
+        "too old to be trained",
         OF_MAIN,
     ),
     Case("AgentrlStalenessAtBound", {**AT_BOUND, f"agentrl_masked_ratio{{{MAIN}}}": "0.25+0x10 0.02+0x20"}, 20),
