@@ -67,6 +67,15 @@ $(VENV)/.installed-promtool:
 	{ echo "promtool is needed: install Prometheus, or run this as root on Debian or Ubuntu"; exit 1; }
 	@touch $@
 
+# A controller and nodes of Slurm, which tests start by themselves.
+$(VENV)/.installed-slurm:
+	@mkdir -p $(VENV)
+	@command -v slurmctld > /dev/null && command -v slurmd > /dev/null && command -v munged > /dev/null || \
+	{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+	apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends slurm-wlm munge > /dev/null; } || \
+	{ echo "Slurm is needed: install slurm-wlm and munge, or run this as root on Debian or Ubuntu"; exit 1; }
+	@touch $@
+
 demo: START := $(shell date +%s)
 demo:            ## train an agent on SQL questions and show that it learned; SEED=n
 	@$(MAKE) --no-print-directory $(VENV)/.installed
