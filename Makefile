@@ -112,7 +112,8 @@ test-docker: $(VENV)/.installed-dev                       ## sandboxes on a real
 test-ray: $(VENV)/.installed-dev $(VENV)/.installed-ip    ## on a Ray cluster of virtual machines on this one; needs root
 	$(BIN)/python -m pytest -m ray --durations 5 tests/cluster
 
-test-jobs: $(VENV)/.installed-dev $(VENV)/.installed-promtool   ## jobs of real job systems; alerts and scrape by Prometheus's own tool
+JOBS := $(VENV)/.installed-ip $(VENV)/.installed-promtool $(VENV)/.installed-slurm
+test-jobs: $(VENV)/.installed-dev $(JOBS)                 ## jobs of a real Slurm and a real Ray; alerts by Prometheus's own tool; needs root
 	$(BIN)/python -m pytest -m jobs --durations 5 tests/jobs tests/deploy
 
 CRDS ?= /path/to/kuberay/helm-chart/kuberay-operator/crds
@@ -153,7 +154,7 @@ $(VERIFIERS_VENV)/.installed: tests/adapters/verifiers_side/requirements.txt
 	@touch $@
 
 ADAPTERS := $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed $(VERIFIERS_VENV)/.installed
-components: $(SGLANG_VENV)/.installed $(ADAPTERS) $(AGENTS_VENV)/.installed $(VENV)/.installed-ip   ## install what suites of a component need
+components: $(SGLANG_VENV)/.installed $(ADAPTERS) $(AGENTS_VENV)/.installed $(JOBS)   ## install what suites of a component need
 test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv, verifiers
 	$(BIN)/python -m pytest -m adapters tests/adapters tests/integration
 

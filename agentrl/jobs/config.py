@@ -30,8 +30,38 @@ class RayJobConfig(ConfigModel):
     this machine's."""
 
 
+_SET_BY_US = ("--comment", "--job-name", "--output", "--open-mode", "--signal", "--requeue", "--no-requeue", "--wrap")
+
+
+def _not_ours(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    for argument in arguments:
+        if not argument.startswith("--") or "\n" in argument:
+            raise ValueError(f"'{argument}' is no option of sbatch; give one such as --account=physics")
+        if argument.partition("=")[0] in _SET_BY_US:
+            raise ValueError(
+                f"'{argument}' is what agentrl sets itself, to find its jobs and to park them; leave it out"
+            )
+    return arguments
+
+
 class SlurmConfig(ConfigModel):
-    """Jobs of Slurm, by its own commands."""
+    """Jobs of Slurm, by its own commands: sbatch, squeue, scancel and scontrol."""
+
+    partition: str | None = None
+    """Partition; by default the cluster's."""
+    nodes: Annotated[int, Field(gt=0)] = 1
+    """Nodes. With several the job starts a Ray cluster on them, and the run its members there."""
+    cpus_per_node: Annotated[int, Field(gt=0)] | None = None
+    """CPUs of each node; by default what the recipe's processes take, spread evenly."""
+    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
+    """GPUs of each node; by default what the recipe's processes take, spread evenly."""
+    time_limit_minutes: Annotated[int, Field(gt=0)] | None = None
+    """Time limit; by default the partition's. The run parks `job.grace_s` before it."""
+    requeue: bool = True
+    """Whether the job queues again by itself, until the run has made its steps, when it was pre-empted, its time limit
+    came or a node failed. Without it the run is parked then, and somebody has to submit it again."""
+    arguments: Annotated[tuple[str, ...], AfterValidator(_not_ours)] = ()
+    """Further options of sbatch, such as ``--account=physics``, each as it would stand on the command line."""
 
 
 class KubernetesConfig(ConfigModel):

@@ -1,0 +1,81 @@
+"""The batch script of a run: options of sbatch, what is particular to the run, and what all of them do (`scripts`)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from importlib import resources
+from math import ceil
+from pathlib import Path
+
+from agentrl.jobs.config import SlurmConfig
+from agentrl.jobs.job import JobSpec
+from agentrl.process.stopping import STOPPED
+from agentrl.types.errors import ConfigError
+
+
+def script_of(spec: JobSpec, config: SlurmConfig) -> str:
+    """What sbatch gets. Raises ConfigError if the job could never run as it is asked for."""
+    if config.time_limit_minutes and config.time_limit_minutes * 60 <= spec.grace_s + 60:
+        raise ConfigError(
+            f"job.slurm.time_limit_minutes {config.time_limit_minutes} leaves no time before the run parks, a "
+            f"minute and job.grace_s {spec.grace_s} s ahead of it: raise the first or lower the second"
+        )
+    named = [part for part in spec.members if part.resources]
+    if config.nodes > 1 and named:
+        raise ConfigError(
+            f"members of role {named[0].role} ask for {', '.join(named[0].resources)}, which the nodes of a Slurm job "
+            "have not: drop it from [runtime], or set job.slurm.nodes = 1"
+        )
+    parts = ["\n".join(["#!/bin/bash", *(f"#SBATCH {shlex.quote(line)}" for line in _options(spec, config)), ""])]
+    parts += ["\n".join([*_particulars(spec, config), ""])]
+    names = ["slurm_ray.sh"] if config.nodes > 1 else []
+    parts += [
+        resources.files("agentrl.jobs").joinpath("scripts", name).read_text() for name in [*names, "slurm_run.sh"]
+    ]
+    return "\n".join(parts)
+
+
+def log_of(run_folder: Path, number: str) -> Path:
+    """Where a job writes: beside the run's folder, which the run itself makes."""
+    return run_folder.with_name(f"{run_folder.name}.slurm-{number}.log")
+
+
+def _options(spec: JobSpec, config: SlurmConfig) -> Iterator[str]:
+    yield f"--job-name=agentrl-{spec.run}"
+    yield f"--comment={spec.mark.text()}"
+    yield f"--output={log_of(spec.run_folder, '%j')}"
+    yield "--open-mode=append"
+    yield f"--signal=B:USR1@{spec.grace_s}"
+    yield "--requeue" if config.requeue else "--no-requeue"
+    if config.partition:
+        yield f"--partition={config.partition}"
+    yield f"--nodes={config.nodes}"
+    yield "--ntasks-per-node=1"
+    yield f"--cpus-per-task={_cpus(spec, config)}"
+    if gpus := _gpus(spec, config):
+        yield f"--gpus-per-node={gpus}"
+    if config.time_limit_minutes:
+        yield f"--time={config.time_limit_minutes}"
+    yield from config.arguments
+
+
+def _particulars(spec: JobSpec, config: SlurmConfig) -> Iterator[str]:
+    yield from (f"export {name}={shlex.quote(value)}" for name, value in spec.environment.items())
+    yield f"cd {shlex.quote(str(spec.working_folder))} || exit 1"
+    yield f"command=({shlex.join(spec.argv)})"
+    yield f"grace_s={spec.grace_s}"
+    yield f"requeue={int(config.requeue)}"
+    yield f"parked={STOPPED}"
+    if config.nodes > 1:
+        program = Path(spec.argv[0])
+        yield f"ray={shlex.quote(str(program.with_name('ray')) if program.is_absolute() else 'ray')}"
+        yield f"nodes={config.nodes} cpus={_cpus(spec, config)} gpus={_gpus(spec, config)}"
+
+
+def _cpus(spec: JobSpec, config: SlurmConfig) -> int:
+    return config.cpus_per_node or ceil(spec.cpus / config.nodes)
+
+
+def _gpus(spec: JobSpec, config: SlurmConfig) -> int:
+    return ceil(spec.gpus / config.nodes) if config.gpus_per_node is None else config.gpus_per_node
