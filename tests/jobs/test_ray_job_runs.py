@@ -31,7 +31,7 @@ def cluster() -> Iterator[VirtualCluster]:
 @pytest.fixture
 def submitter(cluster, job_folder, job_model, request, monkeypatch) -> Submitter:
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.dashboard)
-    return Submitter.make("ray", job_folder / request.node.name[:40], job_model, "steps=30", "job.grace_s=60")
+    return Submitter.make("ray", job_folder / request.node.name[:40], job_model, "steps=24", "job.grace_s=60")
 
 
 def process_of(run: Path) -> int:
@@ -71,7 +71,7 @@ def test_a_job_parks_when_it_is_stopped_or_pre_empted_and_goes_on_when_it_is_sub
     assert submitter.states() == {first: "stopped", second: "stopped", third: "finished"}
     runs.assert_whole(submitter.run)
     runs.assert_archived_as_in_ledger(submitter.run)
-    runs.assert_trained(submitter.run, 30 * 8)
+    runs.assert_trained(submitter.run, 24 * 8)
     last = submitter.call()
     assert (last.returncode, "has finished at version" in last.stderr) == (1, True)
 
