@@ -49,12 +49,10 @@ class SlurmConfig(ConfigModel):
 
     partition: str | None = None
     """Partition; by default the cluster's."""
-    nodes: Annotated[int, Field(gt=0)] = 1
-    """Nodes. With several the job starts a Ray cluster on them, and the run its members there."""
-    cpus_per_node: Annotated[int, Field(gt=0)] | None = None
-    """CPUs of each node; by default what the recipe's processes take, spread evenly."""
-    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
-    """GPUs of each node; by default what the recipe's processes take, spread evenly."""
+    cpus: Annotated[int, Field(gt=0)] | None = None
+    """CPUs of the job, which has one node; by default what the recipe's processes take."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs of the job; by default what the recipe's processes take."""
     time_limit_minutes: Annotated[int, Field(gt=0)] | None = None
     """Time limit; by default the partition's. The run parks `job.grace_s` before it."""
     requeue: bool = True

@@ -31,12 +31,12 @@ _KNOWN = {
     "invalid partition": "set job.slurm.partition to one that `sinfo` lists",
     "node configuration is not available": (
         "no node of the partition has so many CPUs or GPUs: `sinfo --Node --long` shows what they have; set "
-        "job.slurm.cpus_per_node, gpus_per_node or nodes"
+        "job.slurm.cpus or job.slurm.gpus"
     ),
-    "node count specification invalid": "the partition has fewer nodes: lower job.slurm.nodes",
     "time limit": "lower job.slurm.time_limit_minutes: `sinfo` shows the limit of each partition",
     "invalid account": "give one of yours by job.slurm.arguments = ['--account=NAME']",
     "configuration source": f"this machine is of no Slurm cluster: {_REMEDY}, or set SLURM_CONF to its slurm.conf",
+    "process configuration file": "SLURM_CONF names no file that Slurm can read: give it the cluster's slurm.conf",
     "unable to contact slurm controller": "slurmctld does not answer; try again when `scontrol ping` says it is up",
     "socket timed out": "slurmctld does not answer in time: `scontrol ping` says when it does; try again then",
     "access/permission denied": "the job is of another user, who may stop it",
@@ -48,10 +48,10 @@ class SlurmJobs:
 
     name = "slurm"
     working_folder = None
+    overrides = ()
 
     def __init__(self, config: SlurmConfig) -> None:
         self._config = config
-        self.overrides = ("runtime.kind=ray", "runtime.address=auto") if config.nodes > 1 else ()
 
     def render(self, spec: JobSpec) -> str:
         """The script that sbatch gets. Raises ConfigError."""

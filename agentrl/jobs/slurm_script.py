@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from importlib import resources
-from math import ceil
 from pathlib import Path
 
 from agentrl.jobs.config import SlurmConfig
@@ -21,18 +20,9 @@ def script_of(spec: JobSpec, config: SlurmConfig) -> str:
             f"job.slurm.time_limit_minutes {config.time_limit_minutes} leaves no time before the run parks, a "
             f"minute and job.grace_s {spec.grace_s} s ahead of it: raise the first or lower the second"
         )
-    named = [part for part in spec.members if part.resources]
-    if config.nodes > 1 and named:
-        raise ConfigError(
-            f"members of role {named[0].role} ask for {', '.join(named[0].resources)}, which the nodes of a Slurm job "
-            "have not: drop it from [runtime], or set job.slurm.nodes = 1"
-        )
     parts = ["\n".join(["#!/bin/bash", *(f"#SBATCH {shlex.quote(line)}" for line in _options(spec, config)), ""])]
     parts += ["\n".join([*_particulars(spec, config), ""])]
-    names = ["slurm_ray.sh"] if config.nodes > 1 else []
-    parts += [
-        resources.files("agentrl.jobs").joinpath("scripts", name).read_text() for name in [*names, "slurm_run.sh"]
-    ]
+    parts += [resources.files("agentrl.jobs").joinpath("scripts", "slurm_run.sh").read_text()]
     return "\n".join(parts)
 
 
@@ -50,7 +40,7 @@ def _options(spec: JobSpec, config: SlurmConfig) -> Iterator[str]:
     yield "--requeue" if config.requeue else "--no-requeue"
     if config.partition:
         yield f"--partition={config.partition}"
-    yield f"--nodes={config.nodes}"
+    yield "--nodes=1"
     yield "--ntasks-per-node=1"
     yield f"--cpus-per-task={_cpus(spec, config)}"
     if gpus := _gpus(spec, config):
@@ -67,15 +57,11 @@ def _particulars(spec: JobSpec, config: SlurmConfig) -> Iterator[str]:
     yield f"grace_s={spec.grace_s}"
     yield f"requeue={int(config.requeue)}"
     yield f"parked={STOPPED}"
-    if config.nodes > 1:
-        program = Path(spec.argv[0])
-        yield f"ray={shlex.quote(str(program.with_name('ray')) if program.is_absolute() else 'ray')}"
-        yield f"nodes={config.nodes} cpus={_cpus(spec, config)} gpus={_gpus(spec, config)}"
 
 
 def _cpus(spec: JobSpec, config: SlurmConfig) -> int:
-    return config.cpus_per_node or ceil(spec.cpus / config.nodes)
+    return config.cpus or spec.cpus
 
 
 def _gpus(spec: JobSpec, config: SlurmConfig) -> int:
-    return ceil(spec.gpus / config.nodes) if config.gpus_per_node is None else config.gpus_per_node
+    return spec.gpus if config.gpus is None else config.gpus

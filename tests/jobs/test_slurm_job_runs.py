@@ -104,14 +104,11 @@ def test_jobs_of_others_and_jobs_that_are_not_there_are_named(slurm, submitter):
     slurm.asked("scancel", other)
 
 
-def test_a_partition_or_nodes_that_are_not_there_are_named_with_the_remedy(slurm, submitter):
+def test_a_partition_that_is_not_there_is_named_with_the_remedy(slurm, submitter):
     nowhere = submitter.call("job.slurm.partition=nowhere")
     assert nowhere.returncode == 1
     assert "invalid partition specified: nowhere" in nowhere.stderr
     assert "set job.slurm.partition to one that `sinfo` lists" in nowhere.stderr
-    large = submitter.call("job.slurm.cpus_per_node=64")
-    assert large.returncode == 1
-    assert "set job.slurm.cpus_per_node" in large.stderr
     assert submitter.states() == {}
 
 
@@ -136,6 +133,6 @@ def test_a_controller_that_cannot_be_reached_is_named(slurm, submitter, tmp_path
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     with pytest.raises(JobError, match="slurmctld does not answer"):
         SlurmJobs(SlurmConfig()).jobs()
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nothing.conf"))
+    monkeypatch.delenv("SLURM_CONF")
     with pytest.raises(JobError, match="set SLURM_CONF to its"):
         SlurmJobs(SlurmConfig()).jobs()

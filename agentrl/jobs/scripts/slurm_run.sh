@@ -4,7 +4,7 @@
 # - HUP comes from the watch below: of a pre-emption with a GraceTime Slurm tells the steps of a job and not its script.
 # - TERM comes to all processes, the run among them: scancel, or a pre-emption without notice. SIGKILL follows.
 asked_by=''
-declare -F end >/dev/null || end() { kill -KILL "${helpers[@]}" 2>/dev/null; }
+end() { kill -KILL "${helpers[@]}" 2>/dev/null; }
 ask() {
     local was=$asked_by
     if [ "$1" = person ] || [ -z "$was" ]; then asked_by=$1; fi

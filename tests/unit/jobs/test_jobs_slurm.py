@@ -49,13 +49,8 @@ def test_the_example_is_what_a_dry_run_prints():
     assert SlurmJobs(CONFIG).render(SPEC) == EXAMPLE.read_text()
 
 
-def test_resources_are_spread_over_nodes_unless_the_recipe_says_otherwise():
-    spread = SlurmJobs(SlurmConfig(nodes=2)).render(SPEC)
-    assert "#SBATCH --nodes=2\n" in spread
-    assert "#SBATCH --cpus-per-task=5\n" in spread, "nine CPUs on two nodes"
-    assert "#SBATCH --gpus-per-node=1\n" in spread
-    assert "nodes=2 cpus=5 gpus=1\n" in spread
-    given = SlurmJobs(SlurmConfig(cpus_per_node=64, gpus_per_node=8)).render(SPEC)
+def test_a_recipe_may_say_otherwise_what_a_job_takes():
+    given = SlurmJobs(SlurmConfig(cpus=64, gpus=8)).render(SPEC)
     assert "#SBATCH --cpus-per-task=64\n" in given
     assert "#SBATCH --gpus-per-node=8\n" in given
 
@@ -63,9 +58,6 @@ def test_resources_are_spread_over_nodes_unless_the_recipe_says_otherwise():
 def test_what_could_never_run_is_refused():
     with pytest.raises(ConfigError, match="time_limit_minutes 5 leaves no time before the run parks"):
         SlurmJobs(SlurmConfig(time_limit_minutes=5)).render(SPEC)
-    seat = replace(SPEC, members=(Members(Role.WORKER, 1, 1, resources={"seat": 1.0}),))
-    with pytest.raises(ConfigError, match="role worker ask for seat"):
-        SlurmJobs(SlurmConfig(nodes=2)).render(seat)
     with pytest.raises(ValidationError, match="what agentrl sets itself"):
         SlurmConfig(arguments=("--comment=mine",))
     with pytest.raises(ValidationError, match="no option of sbatch"):
