@@ -16,6 +16,7 @@ from agentrl.telemetry.spans import Span, SpanSink
 TRACES = "traces"
 """Name of the folder of these files in a run's."""
 _FLUSH_BYTES, _FLUSH_S = 2**16, 1.0
+_LATEST_S = 1e11  # some thousand years, of which microseconds still are whole numbers of 64 bits
 _log = logging.getLogger(__name__)
 
 
@@ -76,12 +77,20 @@ class SpanSinks:
 
 
 def read_spans(folder: Path) -> Iterator[tuple[str, Span]]:
-    """All spans of a run with the process that wrote each; a line that a kill cut off is left out.
+    """All spans of a run with the process that wrote each; a line that a kill cut off, or that is damaged, is left out.
 
     Example: those of ``worker-1.4711.1764.jsonl`` come with ``worker-1``.
     """
     decoder = msgspec.json.Decoder(Span)
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_bytes().splitlines():
-            with suppress(msgspec.DecodeError):
-                yield path.name.split(".")[0], decoder.decode(line)
+            span = _decoded(decoder, line)
+            if span is not None:
+                yield path.name.split(".")[0], span
+
+
+def _decoded(decoder: msgspec.json.Decoder[Span], line: bytes) -> Span | None:
+    with suppress(msgspec.DecodeError):
+        span = decoder.decode(line)
+        return span if 0.0 <= span.start_s <= span.end_s < _LATEST_S else None
+    return None

@@ -120,6 +120,18 @@ def test_a_file_that_a_kill_cut_off_is_read_up_to_there_and_its_episode_has_no_e
     assert episode["args"]["outcome"] == "no end on record"
 
 
+def test_a_damaged_line_is_left_out_and_the_others_make_a_trace(tmp_path: Path):
+    file = SpanFile(tmp_path / "traces", "run")
+    EpisodeTrace("e", file).ended(0.0)
+    file.close()
+    whole = file.path.read_text()
+    late = whole.replace('"start_s":', '"start_s":1e300,"was":')
+    file.path.write_text(late + whole.replace("episode", "epiXode", 1) + "\x00\n" + whole)
+    size = write_trace(tmp_path)
+    assert size is not None
+    assert (size.episodes, size.spans) == (1, 1)
+
+
 def test_a_folder_without_spans_has_no_trace(tmp_path: Path):
     assert write_trace(tmp_path) is None
 
