@@ -18,6 +18,7 @@ from agentrl.buffer.step_journal import NoStepJournal
 from agentrl.orchestration.production import Production
 from agentrl.orchestration.scoring import LateScorer, Scoring
 from agentrl.scorers.function import FunctionScorer
+from agentrl.telemetry.run_traces import RunTraces
 from agentrl.testing.builders import InstantTasks, build_episode, build_ticket
 from agentrl.types.environment import Score, ScoreRecord
 from agentrl.types.episode import Episode
@@ -65,6 +66,7 @@ class Play:
             observer=SimpleNamespace(on_phase=lambda text: None),
             config=SimpleNamespace(environments={"fake": None}, limits_of=lambda name: SimpleNamespace(tool_s=20.0)),
             policies={},
+            traces=RunTraces(),
         )
         production = Production(parts)  # type: ignore[arg-type]
         task = asyncio.create_task(production.run())
