@@ -148,27 +148,10 @@ class Latencies:
         steps = self.shapes.mean([sum(shape.environment_s) for shape in self.shapes.episodes])
         yield "environment steps of an episode", Measured(steps, "s", self.shapes.source)
         for entry in fields(self):
-            value = (self.scorers if entry.name == "scorers" else {entry.name: self.of(entry.name)}).items()
-            yield from ((name.replace("_", " "), figure) for name, figure in value if figure is not None)
-
-    def of(self, name: str) -> Measured | None:
-        """The figure of that name; None where it is a curve, or episodes."""
-        return {
-            "engine_slots": self.engine_slots,
-            "request_s": self.request_s,
-            "prefill_token_s": self.prefill_token_s,
-            "environment_start_s": self.environment_start_s,
-            "environment_score_s": self.environment_score_s,
-            "environment_slots": self.environment_slots,
-            "trainer_fixed_s": self.trainer_fixed_s,
-            "trainer_token_s": self.trainer_token_s,
-            "ranks": self.ranks,
-            "scaling": self.scaling,
-            "stage_s": self.stage_s,
-            "publish_s": self.publish_s,
-            "pause_s": self.pause_s,
-            "dropped_groups": self.dropped_groups,
-        }.get(name)
+            figure = getattr(self, entry.name)
+            if isinstance(figure, Measured):
+                yield entry.name.replace("_", " "), figure
+        yield from ((f"scorer {name}", figure) for name, figure in self.scorers.items())
 
     @property
     def parts(self) -> tuple[str, ...]:

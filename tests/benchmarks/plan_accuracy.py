@@ -40,8 +40,8 @@ PLACES = 24
 ROOT = Path(__file__).parents[2]
 CLOCKED: dict[str, tuple[str, Setting, int]] = {  # bottleneck, times, max_staleness
     "engines": ("engines", Setting(alone_s=0.006, beside_s=0.0006), 4),
-    "environment": ("environment", Setting(alone_s=0.004, step_s=0.16, slots=4), 4),
-    "trainer": ("trainer", Setting(alone_s=0.004, train_s=0.6, train_token_s=0.0002), 4),
+    "environment": ("environment", Setting(alone_s=0.004, step_s=0.5, slots=10), 4),
+    "trainer": ("trainer", Setting(alone_s=0.004, train_s=0.6, train_token_s=0.0003), 4),
     "scorer": ("scorer slow", Setting(alone_s=0.004, scorer_s=0.1), 4),
     "in_turn": ("engines", Setting(alone_s=0.005, tail=2.0, train_s=0.2), 0),
 }
@@ -101,7 +101,10 @@ def clocked_config(folder: Path, model: Path, setting: Setting, max_staleness: i
 
 
 def known_latencies(setting: Setting, chat: ChatFormat) -> Latencies:
-    """The times of a setting, as a person would write them down; lengths are other draws of the script."""
+    """The times of a setting, as a person would write them down; lengths are other draws of the script.
+
+    Neither engine nor trainer takes time for prompts, so they have no tokens.
+    """
 
     def known(value: float) -> Measured:
         return Measured(value, "", "the setting")

@@ -108,14 +108,13 @@ def reply(setting: Setting, session: str, turn: int) -> Message:
 
 @dataclass(slots=True)
 class ClockedTrainer(TimedTrainer):
-    """Takes its time by the batch's tokens."""
+    """Takes its time by the batch's sampled tokens."""
 
     setting: Setting = Setting()
 
     async def step(self, batch: TrainBatch) -> StepReport:
-        tokens = sum(len(t.trajectory.token_ids) for episode in batch.episodes for t in episode.trajectories)
-        await asyncio.sleep(self.setting.train_s + self.setting.train_token_s * tokens)
-        return StepReport(batch.version.next(), {"time/train_step_s": self.setting.train_s})
+        await asyncio.sleep(self.setting.train_s + self.setting.train_token_s * batch.num_sampled_tokens)
+        return StepReport(batch.version.next())
 
 
 class SlowOptions(SqlOptions):
