@@ -19,7 +19,7 @@ from tests.docker.playing import shell
 pytestmark = pytest.mark.docker
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "images"
-OFFLINE = "--no-index --no-build-isolation"
+OFFLINE = "--no-index --no-build-isolation --no-compile"
 BUILD_S = 240.0
 
 
