@@ -16,7 +16,8 @@ from agentrl.types.sandbox import SandboxSpec
 from tests.deploy.base_image import BASE, PYTHON, make_base
 from tests.docker.playing import shell
 
-pytestmark = pytest.mark.docker
+# The first makes the base, which is of a gigabyte.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "images"
 OFFLINE = "--no-index --no-build-isolation --no-compile"
