@@ -9,6 +9,7 @@ import pytest
 
 from agentrl.buffer.config import BufferConfig
 from agentrl.orchestration.policy_loop import PolicyLoop
+from agentrl.telemetry.run_traces import RunTraces
 from agentrl.types.batch import StepReport, TrainBatch, TrainEpisode, WeightsManifest
 from agentrl.types.errors import StalledError
 from agentrl.types.version import PolicyVersion
@@ -63,6 +64,7 @@ async def test_a_run_whose_every_episode_is_withheld_ends_before_its_last_step()
         pool=SimpleNamespace(metrics=dict),
         scoring=SimpleNamespace(counts={}),
         snapshots=(),
+        traces=RunTraces(),
         trainer=lambda policy: machine,
         counted=lambda policy: {},
     )
