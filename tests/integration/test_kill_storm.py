@@ -10,7 +10,7 @@ from tests.storms.kill_storm import found_without, kill_at_points, kill_at_rando
 from tests.storms.run_account import RunAccount
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
-NUM_KILLS = 10
+NUM_KILLS = 8
 
 
 def test_killed_at_random_a_run_loses_nothing_and_does_nothing_twice(calling_model: Path, tmp_path: Path) -> None:

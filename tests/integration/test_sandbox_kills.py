@@ -9,7 +9,7 @@ from tests.storms.run_account import RunAccount
 from tests.storms.worker_storm import IN_SANDBOX, found_without_effect_ids, kill_workers, metric
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
-NUM_KILLS = 9
+NUM_KILLS = 6
 
 
 def test_workers_that_are_killed_while_a_sandbox_acts_do_nothing_twice(calling_model: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from agentrl.process.loop import run_async
 from tests.storms.server_storm import MOST_UNPROTECTED_KILLS, storm
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
-NUM_KILLS = 12
+NUM_KILLS = 8
 
 
 def test_episodes_on_a_server_act_once_whatever_ends(tiny_model: Path, tmp_path: Path) -> None:

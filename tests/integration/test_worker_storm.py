@@ -9,7 +9,7 @@ from tests.storms.run_account import RunAccount
 from tests.storms.worker_storm import found_without_tokens, kill_workers, metric
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
-NUM_KILLS = 9
+NUM_KILLS = 6
 
 
 def test_a_run_whose_workers_are_killed_loses_nothing_and_does_nothing_twice(
