@@ -209,7 +209,8 @@ class Controller:
             self._saved, self._num_checkpoints = versions, progress.number
             await self._buffer.journal.checkpointed(steps)
             journal.tidy()
-            run.prune_checkpoints(loop.policy, self._config.checkpoint.keep)
+            begun_from = self._parts.start.checkpoints.get(loop.policy)
+            run.prune_checkpoints(loop.policy, self._config.checkpoint.keep, begun_from)
             self._write_state(RunStatus.RUNNING)
 
     def _write_state(self, status: RunStatus, message: str = "") -> None:

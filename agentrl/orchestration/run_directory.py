@@ -306,11 +306,15 @@ class RunDirectory:
         folder = self.checkpoint(policy, version.step)
         return folder if (folder / PROGRESS).is_file() else None
 
-    def prune_checkpoints(self, policy: str, keep: int) -> None:
-        """Delete all but the newest complete checkpoints of a policy."""
+    def prune_checkpoints(self, policy: str, keep: int, begun_from: Path | None = None) -> None:
+        """Delete all but the newest complete checkpoints of a policy, and but the one that this process has begun from.
+
+        Engines that start later load that one's weights, before they get newer ones.
+        """
         for folder in self._saved_folders(policy)[:-keep]:
-            progress_copy(folder).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder != begun_from:
+                progress_copy(folder).unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _saved_folders(self, policy: str) -> list[Path]:
         """Of a policy's complete checkpoints, the oldest first."""

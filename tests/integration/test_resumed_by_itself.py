@@ -33,6 +33,21 @@ def test_a_run_goes_on_by_itself_once_a_process_is_lost_that_it_cannot_do_withou
     runs.assert_whole(run)
 
 
+def test_an_engine_of_a_resumed_run_is_started_anew_when_newer_checkpoints_are_there(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """It begins with the weights that the run went on from, which no other process needs any more."""
+    given = "steps=16", "checkpoint.interval_steps=1", "checkpoint.keep=1", "--resume"
+    run = tmp_path / "runs" / "test-seed0"
+    for step in (3, 8):
+        process = runs.start(tmp_path, tiny_model, *given)
+        runs.wait_for_step(run, step, process)
+        os.kill(process.pid if step == 3 else runs.engine_of(run), signal.SIGKILL)
+        output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    runs.assert_whole(run)
+
+
 def test_a_job_that_is_called_again_goes_on_with_its_run_and_has_nothing_to_do_in_the_end(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -114,6 +114,14 @@ def test_pruning_keeps_the_newest_complete_checkpoints(run):
     assert sorted(path.name for path in (run.path / "progress" / "main").iterdir()) == ["000004.json", "000010.json"]
 
 
+def test_pruning_keeps_the_checkpoint_that_the_process_has_begun_from(run):
+    for step in (2, 4, 10):
+        checkpoint(run, step)
+    run.prune_checkpoints("main", keep=1, begun_from=run.saved("main", PolicyVersion(0, 2)))
+    assert sorted(path.name for path in (run.path / "checkpoints" / "main").iterdir()) == ["000002", "000010"]
+    assert sorted(path.name for path in (run.path / "progress" / "main").iterdir()) == ["000002.json", "000010.json"]
+
+
 def test_pruning_keeps_the_newest_weights_and_what_is_pinned(run):
     staged(run, *(PolicyVersion(0, step) for step in (1, 2, 9, 10)), PolicyVersion(1, 3))
     (run.path / "weights" / "main" / "1.4.staging").mkdir()
