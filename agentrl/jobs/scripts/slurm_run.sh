@@ -28,7 +28,11 @@ if [ -z "$asked_by" ]; then
     { srun --nodes=1 --ntasks=1 --overlap --quiet sleep infinity; [ $? -ne 143 ] || { sleep 1; kill -HUP $$; }; } \
         >/dev/null 2>&1 &
     helpers+=("$!")
-    while kill -0 "$run" 2>/dev/null; do wait "$run"; done
+    # A signal that comes in the moment before `wait` is handled only behind it, so none waits for long.
+    while kill -0 "$run" 2>/dev/null; do
+        sleep 5 >/dev/null 2>&1 &
+        wait -n "$run" "$!"
+    done
     wait "$run"
     status=$?
 else
