@@ -62,7 +62,7 @@ SERVING = {"env serve": ["sql"]}
 READING = {
     *("doctor", "env list", "env run", "env check", "env init", "scaffold list", "scaffold init"),
     *("runs list", "runs ledger", "runs goodput", "runs bias"),
-    *("jobs list", "jobs logs", "jobs stop"),
+    *("jobs list", "jobs logs", "jobs stop", "runs trace", "plan"),
 }
 
 
