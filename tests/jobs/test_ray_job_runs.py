@@ -31,7 +31,7 @@ def cluster() -> Iterator[VirtualCluster]:
 @pytest.fixture
 def submitter(cluster, job_folder, job_model, request, monkeypatch) -> Submitter:
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", cluster.dashboard)
-    return Submitter.make("ray", job_folder / request.node.name[:40], job_model, "steps=24", "job.grace_s=60")
+    return Submitter.make("ray", job_folder / f"ray-{request.node.name[:40]}", job_model, "steps=24", "job.grace_s=60")
 
 
 def process_of(run: Path) -> int:

@@ -34,7 +34,7 @@ def submitter(slurm, job_folder, job_model, request) -> Submitter:
 
 def made(request, job_folder: Path, job_model: Path, *overrides: str) -> Submitter:
     given = ("steps=12", "job.grace_s=60", f"job.slurm.partition={LOW}", *overrides)
-    return Submitter.make("slurm", job_folder / request.node.name[:40], job_model, *given)
+    return Submitter.make("slurm", job_folder / f"slurm-{request.node.name[:40]}", job_model, *given)
 
 
 def restarts(cluster: SlurmCluster, job: str) -> int:
