@@ -25,7 +25,18 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[VirtualCluster]:
     with VirtualCluster.start(0, head=NodeShape(cpus=6), has_dashboard=True) as cluster:
+        client = JobSubmissionClient(cluster.dashboard)
+        wait_until(lambda: takes_jobs(client), lambda: "the job server does not take jobs")
         yield cluster
+
+
+def takes_jobs(client: JobSubmissionClient) -> bool:
+    """The dashboard answers some seconds before the agent of its node is there, which starts jobs."""
+    try:
+        client.submit_job(entrypoint="true")
+    except RuntimeError:
+        return False
+    return True
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ async def checkpoint(run: RunDirectory, journal: RunJournal, step: int, meanwhil
         config=run.config(),
         run=run,
         journal=journal,
-        start=SimpleNamespace(versions={"main": PolicyVersion(0, 0)}, number=step - 1),
+        start=SimpleNamespace(versions={"main": PolicyVersion(0, 0)}, number=step - 1, checkpoints={}),
         trainer=lambda policy: SimpleNamespace(save=save),
         recorder=SimpleNamespace(finish_ledger=finish_ledger),
         snapshots=(),
