@@ -307,7 +307,7 @@ class RunDirectory:
         return folder if (folder / PROGRESS).is_file() else None
 
     def prune_checkpoints(self, policy: str, keep: int, begun_from: Path | None = None) -> None:
-        """Delete complete checkpoints but the newest, and but the one `begun_from`, which engines load at a late start."""
+        """Delete complete checkpoints but the newest and the one `begun_from`, which engines load at a late start."""
         for folder in self._saved_folders(policy)[:-keep]:
             if folder != begun_from:
                 progress_copy(folder).unlink(missing_ok=True)

@@ -142,7 +142,9 @@ class VirtualCluster:
         shown: tuple[str, ...] = ("--include-dashboard=false",)
         if port is not None:
             shown = ("--include-dashboard=true", f"--dashboard-host={self.host}", f"--dashboard-port={port}")
-        head = (*_HEAD, *shown, f"--port={self._port}", f"--temp-dir={self._folder}")
+        # Of heads on one machine only one would get the usual port, and the others would take no jobs.
+        agent = f"--dashboard-agent-listen-port={free_port(self.host)}"
+        head = (*_HEAD, *shown, agent, f"--port={self._port}", f"--temp-dir={self._folder}")
         _wait(self.head, self._ray(self.head, shape, *head))
 
     def _ray(self, machine: VirtualMachine, shape: NodeShape, *arguments: str) -> subprocess.Popen[bytes]:
