@@ -85,6 +85,8 @@ def start(folder: Path, parks_s: float = 0.0, grace_s: int = 60, config: SlurmCo
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell cannot trap what it was started to ignore, as below nohup; Slurm starts none so.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     while not (folder / "up").exists():
         assert job.poll() is None
