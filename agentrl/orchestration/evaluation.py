@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agentrl.orchestration.scoring import Scoring
@@ -106,16 +107,13 @@ class Evaluator:
         if self._loaded.get(manifest.policy) == manifest.version:
             return
         engine = self._engines[manifest.policy]
-        try:
+        with _lost_if_silent():
             await engine.pause()
             await self._transports[manifest.policy].send(engine, manifest)
             receipt = await engine.receipt()
-            await engine.resume()
-        except EngineRefusedError:
-            raise
-        except EngineError as error:
-            raise EnginesLostError(f"the engine of the evaluation does not answer: {error}") from error
         check_receipt(receipt, manifest)
+        with _lost_if_silent():
+            await engine.resume()
         self._loaded[manifest.policy] = manifest.version
 
     async def run(
@@ -193,6 +191,17 @@ class Evaluator:
         rounds = (zip(environments, tasks, strict=True) for tasks in zip(*sampled, strict=True))
         turns = (turn for of_round in rounds for turn in of_round)
         return [_ticket(f"{split}-{number:06d}", number, *turn, versions) for number, turn in enumerate(turns)]
+
+
+@contextmanager
+def _lost_if_silent() -> Iterator[None]:
+    """Raises EnginesLostError for an engine that does not answer; what it refuses is its own error."""
+    try:
+        yield
+    except EngineRefusedError:
+        raise
+    except EngineError as error:
+        raise EnginesLostError(f"the engine of the evaluation does not answer: {error}") from error
 
 
 def _error_of(failures: Sequence[Failure | None]) -> type[StalledError | EnginesLostError]:
