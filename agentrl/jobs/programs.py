@@ -52,7 +52,7 @@ def lines_of(argv: Sequence[str], remedy: str) -> Iterator[str]:
 
     Raises:
         ProgramError: it failed.
-        JobError: it is not there.
+        JobError: it is not there, or does not end behind its output.
     """
     program = _found(argv[0], remedy)
     process = subprocess.Popen(
@@ -69,8 +69,10 @@ def lines_of(argv: Sequence[str], remedy: str) -> Iterator[str]:
         for line in process.stdout:
             last = line.strip() or last
             yield line
-        if process.wait() != 0:
+        if process.wait(_DEADLINE_S) != 0:
             raise ProgramError(argv[0], process.returncode, last)
+    except subprocess.TimeoutExpired as error:
+        raise JobError(f"{argv[0]} has closed its output, and did not end within {_DEADLINE_S:g} s") from error
     finally:
         process.kill()
         process.wait()
