@@ -245,7 +245,6 @@ def load_latencies(file: Path | None, settings: Iterable[str], base: Latencies) 
         known = parse_config(LatencyFile, load_table(file), str(file)).over(base, str(file))
     if not settings:
         return known
-    table = load_table(
-        Path(os.devnull), settings
-    )  # laid over nothing, so that the plan's table says where each is from
+    # Laid over nothing, so that the plan's table says where each is from.
+    table = load_table(Path(os.devnull), settings)
     return parse_config(LatencyFile, table, "--set", settings).over(known, "--set")

@@ -4,16 +4,7 @@ from pathlib import Path
 
 import pytest
 
-RECIPE = """
-name = "t"
-steps = 1
-[environment]
-name = "sql"
-[policies.main]
-model = "model"
-[rollout.limits]
-max_context_tokens = 512
-"""
+from tests.unit.cli.bad_case import RECIPE
 
 
 @pytest.fixture
