@@ -117,6 +117,7 @@ async def test_a_foreign_mark_is_noticed_by_every_look_and_every_answer(engine: 
     playing = asyncio.create_task(client.generate(long))
     await engine.wait_for(running=1)
     await engine.ok("/update_weight_version", new_version="0.0@theirs", abort_all_requests=False)
+    await engine.generate([20, 31], max_new_tokens=2)  # drawn beside it, so it has tokens of the new label too
     await engine.post("/abort_request", abort_all=True)
     for look in (client.ping, client.probe, client.receipt):
         with pytest.raises(EngineTakenError, match="belongs to the run 'theirs' by now"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -10,21 +11,25 @@ from engine_server import EngineCalls, Reference, finish_of, logprobs_of
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 ENDLESS = {"max_new_tokens": 3000, "ignore_eos": True}
-LONG = {"max_new_tokens": 1500, "ignore_eos": True}
 _EXPECTED_S = 20.0  # for what comes at once, but on a busy machine
 
 
+async def _start_both(engine: EngineCalls, first: str, second: str) -> list[asyncio.Task[dict[str, Any]]]:
+    """Two requests that run side by side; not streamed, which would have the server far ahead of what it has sent."""
+    tasks = [engine.start(PROMPT, rid, **ENDLESS) for rid in (first, second)]
+    await engine.wait_for(running=2)
+    return tasks
+
+
 async def test_an_abort_may_match_every_id_that_begins_alike(engine: EngineCalls) -> None:
-    short = await engine.start_running(PROMPT, "a-1", **LONG)
-    long = await engine.start_running(PROMPT, "a-10", **LONG)
+    short, long = await _start_both(engine, "a-1", "a-10")
     await engine.ok("/abort_request", rid="a-1")
     assert finish_of(await short) == "abort"
     assert finish_of(await long) == ("abort" if engine.server.traits.aborts_by_prefix else "length")
 
 
 async def test_ids_of_one_width_are_aborted_one_by_one(engine: EngineCalls) -> None:
-    one = await engine.start_running(PROMPT, f"{1:032x}", **LONG)
-    other = await engine.start_running(PROMPT, f"{16:032x}", **LONG)
+    one, other = await _start_both(engine, f"{1:032x}", f"{16:032x}")
     await engine.ok("/abort_request", rid=f"{1:032x}")
     assert finish_of(await one) == "abort"
     assert finish_of(await other) == "length"

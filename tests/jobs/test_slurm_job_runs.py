@@ -17,6 +17,9 @@ from agentrl.types.errors import JobError
 from tests.integration import runs
 from tests.jobs.submitting import Submitter, logs, wait_until
 
+_IDLES = ("--output=/dev/null", "--wrap=sleep 600")
+_TAKES_ALL = ("sbatch", "--parsable", f"--partition={HIGH}", "--nodes=2", "--exclusive", *_IDLES)
+
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -52,7 +55,7 @@ def test_a_pre_empted_job_parks_is_queued_again_and_goes_on_to_its_end(slurm, su
     submitter.wait_for_step(job, 2)
     assert submitter.states() == {job: "running"}
     # Both nodes, so that the run has nowhere to go until this one ends.
-    over = slurm.asked("sbatch", "--parsable", f"--partition={HIGH}", "--nodes=2", "--exclusive", "--wrap=sleep 600")
+    over = slurm.asked(*_TAKES_ALL)
     wait_until(lambda: restarts(slurm, job) == 1, lambda: logs(job))
     assert submitter.states() == {job: "queued"}
     assert runs.state(submitter.run)["status"] == "stopped", logs(job)
@@ -71,7 +74,7 @@ def test_a_pre_empted_job_parks_is_queued_again_and_goes_on_to_its_end(slurm, su
 
 
 def test_a_job_is_stopped_in_the_queue_and_while_it_runs_and_is_not_queued_again(slurm, submitter):
-    over = slurm.asked("sbatch", "--parsable", f"--partition={HIGH}", "--nodes=2", "--exclusive", "--wrap=sleep 600")
+    over = slurm.asked(*_TAKES_ALL)
     waiting = submitter.submit()
     assert submitter.states() == {waiting: "queued"}
     assert logs(waiting) == ""
@@ -92,7 +95,7 @@ def test_a_job_is_stopped_in_the_queue_and_while_it_runs_and_is_not_queued_again
 
 
 def test_jobs_of_others_and_jobs_that_are_not_there_are_named(slurm, submitter):
-    other = slurm.asked("sbatch", "--parsable", f"--partition={LOW}", "--wrap=sleep 600")
+    other = slurm.asked("sbatch", "--parsable", f"--partition={LOW}", *_IDLES)
     system = SlurmJobs(SlurmConfig())
     assert other not in [job.number for job in system.jobs()]
     with pytest.raises(JobError, match=f"job {other} of Slurm was not submitted by agentrl"):
@@ -114,7 +117,7 @@ def test_a_partition_that_is_not_there_is_named_with_the_remedy(slurm, submitter
 
 def test_of_two_submissions_at_the_same_moment_the_second_is_withdrawn(slurm, submitter):
     """Both have seen that there is no job yet."""
-    over = slurm.asked("sbatch", "--parsable", f"--partition={HIGH}", "--nodes=2", "--exclusive", "--wrap=sleep 600")
+    over = slurm.asked(*_TAKES_ALL)
     system = SlurmJobs(SlurmConfig(partition=LOW))
     spec = build_job(submitter.folder / "recipe.toml", submitter.overrides, JobConfig(), system)
     first = system.submit(spec)
