@@ -77,6 +77,9 @@ def test_a_job_is_stopped_in_the_queue_and_while_it_runs_and_is_not_queued_again
     over = slurm.asked(*_TAKES_ALL)
     waiting = submitter.submit()
     assert submitter.states() == {waiting: "queued"}
+    everywhere = runs.agentrl("jobs", "list")
+    assert (everywhere.returncode, waiting in everywhere.stdout) == (0, True)
+    assert "kubernetes does not answer" in everywhere.stdout
     assert logs(waiting) == ""
     assert runs.agentrl("jobs", "stop", waiting).returncode == 0
     assert submitter.states() == {waiting: "stopped"}
@@ -115,6 +118,14 @@ def test_a_partition_that_is_not_there_is_named_with_the_remedy(slurm, submitter
     assert submitter.states() == {}
 
 
+def test_more_than_any_node_has_is_refused_with_the_remedy(slurm, submitter):
+    large = submitter.call("job.slurm.cpus=64")
+    assert large.returncode == 1
+    assert "no node of the partition has so many CPUs or GPUs" in large.stderr
+    assert "set job.slurm.cpus or job.slurm.gpus" in large.stderr
+    assert submitter.states() == {}
+
+
 def test_of_two_submissions_at_the_same_moment_the_second_is_withdrawn(slurm, submitter):
     """Both have seen that there is no job yet."""
     over = slurm.asked(*_TAKES_ALL)
@@ -139,3 +150,7 @@ def test_a_controller_that_cannot_be_reached_is_named(slurm, submitter, tmp_path
     monkeypatch.delenv("SLURM_CONF")
     with pytest.raises(JobError, match="set SLURM_CONF to its"):
         SlurmJobs(SlurmConfig()).jobs()
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    nowhere = runs.agentrl("jobs", "list")
+    assert nowhere.returncode == 1
+    assert all(f"{system}: " in nowhere.stderr for system in ("ray", "slurm", "kubernetes"))

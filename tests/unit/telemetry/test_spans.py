@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -130,6 +131,31 @@ def test_a_damaged_line_is_left_out_and_the_others_make_a_trace(tmp_path: Path):
     size = write_trace(tmp_path)
     assert size is not None
     assert (size.episodes, size.spans) == (1, 1)
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_span(tmp_path: Path):
+    """A pipe that nobody reads stands for it: whoever opens it to write waits."""
+    file = SpanFile(tmp_path, "run")
+    os.mkfifo(file.path)
+    for number in range(3000):
+        EpisodeTrace(f"episode-{number}", file).ended(0.0)
+    assert file.path.stat().st_size == 0
+    received: list[bytes] = []
+    reader = Thread(target=lambda: received.append(file.path.read_bytes()))
+    reader.start()
+    file.close()
+    reader.join(10.0)
+    assert b"episode-0" in received[0]
+
+
+def test_what_cannot_be_written_is_lost_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "traces").write_text("no folder")
+    file = SpanFile(tmp_path / "traces", "run")
+    for _ in range(2):
+        EpisodeTrace("e", file).ended(0.0)
+        file.close()
+    (record,) = caplog.records
+    assert record.message.endswith("the trace misses what comes from here on")
 
 
 def test_a_folder_without_spans_has_no_trace(tmp_path: Path):
