@@ -92,9 +92,11 @@ class PublishLatencies(ConfigModel):
     stage_s: Seconds | None = None
     """Seconds after a step in which the trainer writes its weights."""
     load_s: Seconds | None = None
-    """Seconds from there until engines serve them, pause included."""
+    """Seconds from there until engines serve them, pause included, where nothing is in flight."""
     pause_s: Seconds | None = None
     """Seconds of it that an engine stands still."""
+    interrupt_s: Seconds | None = None
+    """Seconds that each sequence in flight adds to both: it is aborted, and asked for again."""
 
 
 class EpisodeLengths(ConfigModel):
@@ -153,6 +155,7 @@ class LatencyFile(ConfigModel):
             stage_s=figure(publish.stage_s, "s", base.stage_s),
             publish_s=figure(publish.load_s, "s", base.publish_s),
             pause_s=figure(publish.pause_s, "s", base.pause_s),
+            interrupt_s=figure(publish.interrupt_s, "s/sequence", base.interrupt_s),
             dropped_groups=figure(self.episodes.dropped_groups, "fraction", base.dropped_groups),
             scorers={**base.scorers, **{name: Measured(s.call_s, "s", source) for name, s in self.scorers.items()}},
         )
@@ -231,6 +234,7 @@ def rough_latencies() -> Latencies:
         stage_s=rough(1.0, "s"),
         publish_s=rough(2.0, "s"),
         pause_s=rough(0.5, "s"),
+        interrupt_s=rough(0.0, "s/sequence"),
         dropped_groups=rough(0.0, "fraction"),
     )
 

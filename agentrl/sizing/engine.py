@@ -55,6 +55,11 @@ class SimulatedEngine:
         self._fill()
         self._set()
 
+    @property
+    def num_running(self) -> int:
+        """Sequences that a pause interrupts."""
+        return len(self._running)
+
     def pause(self) -> None:
         """Stand still."""
         self._advance()

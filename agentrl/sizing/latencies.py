@@ -132,9 +132,11 @@ class Latencies:
     stage_s: Measured
     """From the end of a step until the trainer takes the next batch: it writes its weights."""
     publish_s: Measured
-    """From staged weights until engines serve them, pause included."""
+    """From staged weights until engines serve them, pause included, where nothing is in flight."""
     pause_s: Measured
-    """That an engine stands still for them."""
+    """That an engine stands still for them, where nothing is in flight."""
+    interrupt_s: Measured
+    """Of publication and pause beside, for each sequence that it interrupts."""
     dropped_groups: Measured
     """Fraction of the groups that the filter or failures take out."""
     scorers: Mapping[str, Measured] = field(default_factory=dict)
@@ -186,6 +188,7 @@ class Latencies:
                 stage_s=self.stage_s.faster(factor),
                 publish_s=self.publish_s.faster(factor),
                 pause_s=self.pause_s.faster(factor),
+                interrupt_s=self.interrupt_s.faster(factor),
             )
         name = part.removeprefix("scorer ")
         return replace(self, scorers={**self.scorers, name: self.scorers[name].faster(factor)})

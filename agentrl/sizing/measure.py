@@ -2,8 +2,9 @@
 
 A reply's time is all its session's: what the engine, the connection and the run's own loop take. So the curve of an
 engine is what its sessions see of it, and prefill is in it. Turns that an abort cut short are left out of it, and say
-what a pause costs instead. What a run does not write down stays rough: `engine_slots`, the curve's other points where
-only one run is given, and scorers, which the plan asks for by name.
+what a pause costs instead, which grows with the number of those that it interrupts. What a run does not write down
+stays rough: `engine_slots`, the curve's other points where only one run is given, and scorers, which the plan asks for
+by name.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def measure(folders: Sequence[Path], policy: str | None, base: Latencies) -> Lat
     """What runs tell, and of the rest what `base` says.
 
     Two runs with different `rollout.concurrency` tell how engines slow down, two with different batches what of a step
-    is fixed; of all else the first counts.
+    is fixed; of all else the first counts. On one machine that should be a run in turn (`buffer.max_staleness` 0), in
+    which no process takes anything from another.
 
     Raises:
         ConfigError: a folder is none of a run, or its run has made too few steps.
@@ -62,7 +64,7 @@ def measure(folders: Sequence[Path], policy: str | None, base: Latencies) -> Lat
     runs = [_read(folder, policy) for folder in folders]
     first = runs[0]
     setup = setup_of(first.config, first.policy)
-    pause_s = _pause_s(first)
+    publish_s, interrupt_s = _publication(runs)
     points = tuple(sorted(_decode_point(run) for run in runs))
     shapes = _shapes(runs)
     fixed_s, token_s = _trainer(runs, shapes)
@@ -86,8 +88,9 @@ def measure(folders: Sequence[Path], policy: str | None, base: Latencies) -> Lat
             max(first.mean("time/step_s") - first.mean("time/wait_for_batch_s") - first.mean("time/train_step_s"), 0.0),
             "s",
         ),
-        publish_s=figure(first.mean("time/publish_s"), "s"),
-        pause_s=figure(pause_s, "s"),
+        publish_s=figure(publish_s, "s"),
+        pause_s=figure(min(publish_s, max(_pause_s(first) - interrupt_s * _interrupted(first), 0.0)), "s"),
+        interrupt_s=figure(interrupt_s, "s/sequence"),
         dropped_groups=figure(_dropped_fraction(first), "fraction"),
     )
 
@@ -150,11 +153,36 @@ def _pause_s(run: _Run) -> float:
     return min(max(lost_s, 0.0), run.mean("time/publish_s"))
 
 
+def _interrupted(run: _Run) -> float:
+    """Sequences of an engine that a publication interrupts, on average."""
+    return run.mean("rollout/aborted_generations") / setup_of(run.config, run.policy).engines
+
+
+def _publication(runs: Sequence[_Run]) -> tuple[float, float]:
+    """Seconds of a publication that interrupts nothing, and of each sequence that one interrupts, by least squares."""
+    points = [
+        (row["rollout/aborted_generations"] / setup_of(run.config, run.policy).engines, row["time/publish_s"])
+        for run in runs
+        for row in run.rows
+        if "time/publish_s" in row and "rollout/aborted_generations" in row
+    ]
+    counts, seconds = [count for count, _ in points], [took_s for _, took_s in points]
+    if len(points) < LEAST_STEPS or max(counts) < _SPREAD * min(counts) + 1:
+        return runs[0].mean("time/publish_s"), 0.0
+    slope, fixed_s = statistics.linear_regression(counts, seconds)
+    if slope <= 0:
+        return runs[0].mean("time/publish_s"), 0.0
+    return (fixed_s, slope) if fixed_s > 0 else (0.0, sum(seconds) / sum(counts))
+
+
 def _decode_point(run: _Run) -> tuple[float, float]:
     """Sequences of one engine while it did not stand still, and their tokens a second."""
     engines = setup_of(run.config, run.policy).engines
-    paused_s = _pause_s(run) * sum("time/publish_s" in row for row in run.rows)
     tokens = sum(row["rollout/episodes"] * row.get("rollout/sampled_tokens_mean", 0.0) for row in run.rows)
+    if not run.config.buffer_of(run.policy).max_staleness:  # engines rest while the trainer steps
+        rate = tokens / engines / sum(row["time/wait_for_batch_s"] for row in run.rows)
+        return max(rate * _token_s(run), 1.0), rate
+    paused_s = _pause_s(run) * sum("time/publish_s" in row for row in run.rows)
     # At least half of the time counts: more pauses than that are not pauses, but a crowded machine.
     rate = tokens / engines / max(run.wall_s - paused_s, run.wall_s / 2)
     return max(rate * _token_s(run), 1.0), rate

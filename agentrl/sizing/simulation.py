@@ -216,11 +216,17 @@ class Simulation:
         if self._publishes or self.loaded == self.version:
             return
         self._publishes, version = True, self.version
-        pause_s = self.latencies.pause_s.value
-        beside_s = max(self.latencies.publish_s.value - pause_s, 0.0)
-        self.publishing_s += beside_s + pause_s
-        self.clock.after(beside_s, self._pause)
-        self.clock.after(beside_s + pause_s, lambda: self._published(version))
+        beside_s = max(self.latencies.publish_s.value - self.latencies.pause_s.value, 0.0)
+        self.publishing_s += beside_s
+        self.clock.after(beside_s, lambda: self._swap(version))
+
+    def _swap(self, version: int) -> None:
+        """Stand still for as long as the swap takes, and the abort of the engine that has most in flight."""
+        interrupted = max(engine.num_running for engine in self.engines)
+        pause_s = self.latencies.pause_s.value + interrupted * self.latencies.interrupt_s.value
+        self.publishing_s += pause_s
+        self._pause()
+        self.clock.after(pause_s, lambda: self._published(version))
 
     def _published(self, version: int) -> None:
         self._publishes = False

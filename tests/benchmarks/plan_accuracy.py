@@ -2,7 +2,8 @@
 
 Clocked by sleep: runs of the real controller whose engine, environment, scorer and trainer sleep for known times, each
 setting with another bottleneck; the plan is given these times. Real: runs of the SQL demo on this machine. Latencies
-are measured in two short ones, which differ in `rollout.concurrency`, and the plan is of other configurations.
+are measured in three short ones, one in turn, and two that differ in `rollout.concurrency`; the plan is of other
+configurations.
 
 Figures: `errors`, the seconds of a step that the plan expects over those that were measured, minus 1, by setting, and
 `error_median`, the median of their sizes; `errors_real` alike. `bottlenecks_right` of `bottlenecks`: the plan names the
@@ -45,7 +46,11 @@ CLOCKED: dict[str, tuple[str, Setting, int]] = {  # bottleneck, times, max_stale
     "scorer": ("scorer slow", Setting(alone_s=0.004, scorer_s=0.1), 4),
     "in_turn": ("engines", Setting(alone_s=0.005, tail=2.0, train_s=0.2), 0),
 }
-FIRST_RUNS = {"first_64": ["rollout.concurrency=64"], "first_16": ["rollout.concurrency=16"]}
+FIRST_RUNS = {
+    "first_in_turn": ["rollout.concurrency=64", "buffer.max_staleness=0"],
+    "first_64": ["rollout.concurrency=64"],
+    "first_16": ["rollout.concurrency=16"],
+}
 REAL = {
     "larger_batch": ["rollout.concurrency=32", "buffer.groups_per_step=16"],
     "nearly_in_turn": ["rollout.concurrency=48", "buffer.groups_per_step=4", "buffer.max_staleness=1"],

@@ -10,7 +10,7 @@ from agentrl.sizing.latencies import DecodeCurve, EpisodeShape, Latencies, Measu
 
 FREE = (
     "engine_slots", "request_s", "prefill_token_s", "environment_start_s", "environment_score_s", "trainer_fixed_s",
-    "trainer_token_s", "stage_s", "publish_s", "pause_s",
+    "trainer_token_s", "stage_s", "publish_s", "pause_s", "interrupt_s",
 )  # fmt: skip
 
 

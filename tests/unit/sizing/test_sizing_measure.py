@@ -28,11 +28,17 @@ ROW = {
 }  # fmt: skip
 
 
-def write_run(folder: Path, steps: int, rows: list[dict[str, float]] | None = None, **rollout: Any) -> Path:
+def write_run(
+    folder: Path,
+    steps: int,
+    rows: list[dict[str, float]] | None = None,
+    buffer: dict[str, int] | None = None,
+    **rollout: Any,
+) -> Path:
     table = {
         "name": "run", "steps": 99, "runs_folder": folder, "policies": {"main": {"model": "model"}},
         "environment": {"name": "fake", "placement": "inline"}, "rollout": rollout,
-        "buffer": {"group_size": 2, "groups_per_step": 4},
+        "buffer": {"group_size": 2, "groups_per_step": 4, **(buffer or {})},
     }  # fmt: skip
     run = RunDirectory.create(RunConfig.model_validate(table))
     metrics, ledger, kept = (JsonLines(path) for path in (run.metrics, run.ledger, run.episodes / "train.jsonl"))
@@ -74,6 +80,19 @@ def test_one_run_tells_all_parts_but_how_its_engines_slow_down(tmp_path: Path):
     assert shape.environment_s == pytest.approx((TOOL_S, TOOL_S))
     # 200 tokens a step of 8 episodes of 25: 2.5 s for these 200, and nothing tells what of it is fixed.
     assert (found.trainer_fixed_s.value, found.trainer_token_s.value) == pytest.approx((0.0, 2.5 / 200))
+
+
+def test_publications_that_interrupt_more_tell_what_a_sequence_costs(tmp_path: Path):
+    # 0.1 s, and 0.02 s for each of 5 to 20 sequences.
+    rows = [{**ROW, "time/publish_s": 0.1 + 0.02 * n, "rollout/aborted_generations": float(n)} for n in (5, 10, 15, 20)]
+    found = measure([write_run(tmp_path, 0, [ROW, *rows, *rows])], None, rough_latencies())
+    assert (found.publish_s.value, found.interrupt_s.value) == pytest.approx((0.1, 0.02))
+
+
+def test_in_a_run_in_turn_engines_rest_while_the_trainer_steps(tmp_path: Path):
+    # 8 episodes of 20 tokens in the second in which the trainer waits for them, each token 0.05 s.
+    found = measure([write_run(tmp_path, 5, buffer={"max_staleness": 0})], None, rough_latencies())
+    assert found.decode.points[-1] == pytest.approx((8.0, 160.0))
 
 
 def test_a_second_run_tells_how_engines_slow_down(tmp_path: Path):

@@ -40,6 +40,14 @@ def test_a_pause_costs_the_engine_its_length_for_each_version():
     assert step_s(ahead, trainer_fixed_s=0.4, publish_s=0.25, pause_s=0.125) == pytest.approx(1.125)
 
 
+def test_each_sequence_that_a_publication_interrupts_adds_to_its_pause():
+    # Four at once get 40 tokens/s, 1 s a reply; a version comes each second and interrupts all four: 0.1 + 4 * 0.05.
+    four = Setup(places=4, group_size=2, groups_per_step=2, max_staleness=8)
+    times = {"decode": ((1, 10), (4, 40)), "trainer_fixed_s": 0.4, "publish_s": 0.1, "pause_s": 0.1}
+    assert step_s(four, **times) == pytest.approx(1.1)
+    assert step_s(four, **times, interrupt_s=0.05) == pytest.approx(1.3)
+
+
 def test_sequences_of_an_engine_share_its_speed():
     # Four at once get 20 tokens/s together: 0.2 s a token, 2 s a reply, four episodes a step.
     four = Setup(places=4, group_size=2, groups_per_step=2, max_staleness=8)
