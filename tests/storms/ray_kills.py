@@ -326,6 +326,7 @@ def _overrides(cluster: VirtualCluster) -> tuple[str, ...]:
         "policies.main.engine.max_restarts=1000",
         "policies.main.publish.transport.kind=broadcast",
         'policies.main.trainer.optimizer={kind = "adamw", learning_rate = 1e-3, second_beta = 0.999}',
+        "policies.main.algorithm.aggregation=episode",
         "rollout.workers=2",
         "rollout.max_attempts=1000",
         "buffer={group_size = 8, groups_per_step = 2, max_staleness = 2, stall_s = 600.0}",
