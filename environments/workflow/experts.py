@@ -1,0 +1,102 @@
+"""Scripted players of the workflow environment: a ceiling, a teacher with bad habits, and a floor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.envs.authoring import call, say
+from agentrl.envs.definition import Expert
+from agentrl.types.message import Message, Role
+from agentrl.types.task import Task
+from agentrl_environments.workflow.tasks import PAPER_LETTERS, WorkflowOptions, build_records
+from agentrl_environments.workflow.world import TARIFFS, Records
+
+CLUMSY_HABITS = {"clean": 0.10, "tariff": 0.30, "warehouse": 0.30, "carrier": 0.30}
+"""How often the clumsy expert does what: all rightly; invoices by the first tariff that there is; takes the first
+warehouse on the list; takes the first carrier on the list. A first one is right one time in three."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a player decides for an order."""
+
+    warehouse: str
+    tariff: str
+    carrier: str
+
+
+def act_clean(options: WorkflowOptions, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
+    """Look everything up, choose by it, take every step once: always right."""
+    return _next(options, task, messages, "clean")
+
+
+def act_clumsy(options: WorkflowOptions, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
+    """Right steps and one careless choice: right about 40 times in 100 with one order."""
+    habit = rng.choices(list(CLUMSY_HABITS), list(CLUMSY_HABITS.values()))[0]
+    return _next(options, task, messages, habit)
+
+
+def act_random(options: WorkflowOptions, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
+    """Calls drawn without reading anything."""
+    turn = sum(message.role is Role.ASSISTANT for message in messages)
+    rng.seed(f"{rng.random()}-{turn}")
+    code = f"{rng.choice(['o', *PAPER_LETTERS.values()])}{rng.randint(10, 99)}"
+    calls = (
+        call("read_order", order_id=code),
+        call("collect_payment", invoice=code),
+        call("release_goods", receipt=code),
+        call("dispatch", shipment=code),
+        say("done"),
+    )
+    return rng.choice(calls)
+
+
+EXPERTS = {
+    "expert": Expert("always right: looks everything up, then acts", act_clean),
+    "clumsy": Expert("right steps, one careless choice; right about 40 in 100", act_clumsy),
+    "random": Expert("random calls; never right", act_random),
+}
+
+
+def plan(records: Records, habit: str = "clean") -> list[Message]:
+    """All calls that a player of that habit makes, in order."""
+    return [step for order_id in records.asked for step in _plan_of(records, order_id, habit)]
+
+
+def choose(records: Records, order_id: str, habit: str = "clean") -> Choices:
+    """What a player of that habit decides for an order."""
+    order = records.orders[order_id]
+    customer, item = records.customers[order.customer], records.items[order.item]
+    carriers = records.carriers[customer.town]
+    return Choices(
+        next(name for name, grade in item.grades.items() if habit == "warehouse" or grade == order.grade),
+        TARIFFS[0] if habit == "tariff" else customer.tariff,
+        next(name for name, handling in carriers.items() if habit == "carrier" or handling == item.handling),
+    )
+
+
+def _plan_of(records: Records, order_id: str, habit: str) -> list[Message]:
+    order, choices = records.orders[order_id], choose(records, order_id, habit)
+    customer = records.customers[order.customer]
+    reservation, invoice, receipt, parcel, shipment, slip = order.papers
+    return [
+        call("read_order", order_id=order_id),
+        call("find_stock", item=order.item),
+        call("reserve", order_id=order_id, warehouse=choices.warehouse),
+        call("read_customer", customer=order.customer),
+        call("issue_invoice", reservation=reservation, tariff=choices.tariff),
+        call("collect_payment", invoice=invoice),
+        call("release_goods", receipt=receipt),
+        call("find_carriers", town=customer.town),
+        call("book_carrier", parcel=parcel, carrier=choices.carrier),
+        call("dispatch", shipment=shipment),
+        call("close_order", order_id=order_id, slip=slip),
+    ]
+
+
+def _next(options: WorkflowOptions, task: Task, messages: Sequence[Message], habit: str) -> Message:
+    steps = plan(build_records(options, task.payload["seed"], task.split), habit)
+    turn = sum(message.role is Role.ASSISTANT for message in messages)
+    return steps[turn] if turn < len(steps) else say("done")
