@@ -15,7 +15,7 @@ from typing import NoReturn
 from agentrl.jobs.config import SlurmConfig
 from agentrl.jobs.job import Job, JobSpec, JobState, Mark
 from agentrl.jobs.programs import ProgramError, call
-from agentrl.jobs.slurm_script import log_of, script_of
+from agentrl.jobs.slurm_script import cpus_of, log_of, script_of
 from agentrl.process.stopping import STOPPED
 from agentrl.types.errors import JobError
 
@@ -60,6 +60,7 @@ class SlurmJobs:
     def submit(self, spec: JobSpec) -> str:
         """Submit it; of two at the same moment the second is withdrawn. Raises JobError, ConfigError."""
         script = self.render(spec)
+        self._check_room(cpus_of(spec, self._config))
         spec.run_folder.parent.mkdir(parents=True, exist_ok=True)
         number = _call("sbatch", "--parsable", text=script).strip().partition(";")[0]
         for other in self.jobs():
@@ -126,6 +127,18 @@ class SlurmJobs:
         comment = f"Comment={job.mark.text()}{_ASKED}"
         _call("scontrol", "update", f"JobId={number}", comment, "Requeue=0")
         _call("scancel", "--batch", "--signal=USR2", number)
+
+    def _check_room(self, cpus: int) -> None:
+        """Raises JobError if no node has so many CPUs: many a Slurm would let such a job wait for ever."""
+        name = self._config.partition
+        within = [f"--partition={name}"] if name else []
+        most = max(map(int, _call("sinfo", "--noheader", "--Node", "--Format=CPUs", *within).split()), default=None)
+        if most is not None and most < cpus:
+            where = f"none of partition {name}" if name else "none"
+            raise JobError(
+                f"the job asks for {cpus} CPUs of one node, and {where} has more than {most}: `sinfo --Node --long` "
+                "shows what they have; set job.slurm.cpus"
+            )
 
 
 class _UnknownJobError(JobError):

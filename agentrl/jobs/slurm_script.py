@@ -26,6 +26,11 @@ def script_of(spec: JobSpec, config: SlurmConfig) -> str:
     return "\n".join(parts)
 
 
+def cpus_of(spec: JobSpec, config: SlurmConfig) -> int:
+    """CPUs that a job asks for, all on one node."""
+    return config.cpus or spec.cpus
+
+
 def log_of(run_folder: Path, number: str) -> Path:
     """Where a job writes: beside the run's folder, which the run itself makes."""
     return run_folder.with_name(f"{run_folder.name}.slurm-{number}.log")
@@ -42,7 +47,7 @@ def _options(spec: JobSpec, config: SlurmConfig) -> Iterator[str]:
         yield f"--partition={config.partition}"
     yield "--nodes=1"
     yield "--ntasks-per-node=1"
-    yield f"--cpus-per-task={_cpus(spec, config)}"
+    yield f"--cpus-per-task={cpus_of(spec, config)}"
     if gpus := _gpus(spec, config):
         yield f"--gpus-per-node={gpus}"
     if config.time_limit_minutes:
@@ -57,10 +62,6 @@ def _particulars(spec: JobSpec, config: SlurmConfig) -> Iterator[str]:
     yield f"grace_s={spec.grace_s}"
     yield f"requeue={int(config.requeue)}"
     yield f"parked={STOPPED}"
-
-
-def _cpus(spec: JobSpec, config: SlurmConfig) -> int:
-    return config.cpus or spec.cpus
 
 
 def _gpus(spec: JobSpec, config: SlurmConfig) -> int:

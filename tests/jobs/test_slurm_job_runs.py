@@ -121,8 +121,8 @@ def test_a_partition_that_is_not_there_is_named_with_the_remedy(slurm, submitter
 def test_more_than_any_node_has_is_refused_with_the_remedy(slurm, submitter):
     large = submitter.call("job.slurm.cpus=64")
     assert large.returncode == 1
-    assert "no node of the partition has so many CPUs or GPUs" in large.stderr
-    assert "set job.slurm.cpus or job.slurm.gpus" in large.stderr
+    assert f"asks for 64 CPUs of one node, and none of partition {LOW} has more than 8" in large.stderr
+    assert "set job.slurm.cpus" in large.stderr
     assert submitter.states() == {}
 
 
