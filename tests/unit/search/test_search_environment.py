@@ -7,7 +7,7 @@ import sqlite3
 import weakref
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.types.errors import ConfigError
@@ -118,7 +118,6 @@ ODD_QUERIES = st.one_of(
 
 
 @given(ODD_QUERIES)
-@settings(deadline=None)
 def test_no_query_is_a_fault_and_operators_are_plain_words(query):
     found = CORPUS.search(query, 5)
     assert len(found) <= 5

@@ -39,7 +39,7 @@ def actions_of(environment: WorkflowEnvironment, moves: list[int | None], begun:
 
 
 @given(ORDINALS, NUM_ORDERS, st.sampled_from(list(Split)), MOVES, MOVES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_restored_instance_goes_on_as_the_live_one_whatever_is_done(ordinal, num_orders, split, before, after):
     async def check() -> None:
         definition = load_environment("workflow")
@@ -59,7 +59,7 @@ def test_a_restored_instance_goes_on_as_the_live_one_whatever_is_done(ordinal, n
 
 
 @given(ORDINALS, NUM_ORDERS, MOVES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_task_can_still_succeed_exactly_until_the_turn_that_spoilt_it(ordinal, num_orders, moves):
     async def check() -> None:
         options = WorkflowOptions(num_orders=num_orders)
@@ -81,7 +81,7 @@ def test_a_task_can_still_succeed_exactly_until_the_turn_that_spoilt_it(ordinal,
 
 
 @given(ORDINALS, MOVES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_turn_rewards_change_no_reward_and_blame_the_turn_that_spoilt_the_task(ordinal, moves):
     async def check() -> None:
         environment = opened(WorkflowOptions(turn_rewards=True), ordinal)
