@@ -33,6 +33,8 @@ _NO_TOKENS = {"RAY_AUTH_MODE": "disabled"}
 _ENVIRONMENT = {
     **_NO_TOKENS,
     "RAY_USAGE_STATS_ENABLED": "0",
+    # By default workers, and all that they start, give way to whatever else runs on this machine, and starve beside it.
+    "RAY_worker_niceness": "0",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "3000",
