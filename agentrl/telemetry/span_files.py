@@ -88,6 +88,8 @@ class SpanFile:
             self._lose(str(error))
 
     def _lose(self, why: str) -> None:
+        if self._is_lost:
+            return
         self._is_lost = True
         _log.warning("%s cannot be written: %s; the trace misses what comes from here on", self.path, why)
 

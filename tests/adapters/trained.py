@@ -17,7 +17,7 @@ _PLACED_BEFORE = "[policies.main.chat]"
 class Trained:
     """A run that has ended: its folder, and its ledger's lines of episodes that were trained.
 
-    Example of a line: ``{"episode_id": "train-000000-0", "task": "bfcl/train/0", "outcome": "trained", ...}``.
+    Example of a line: ``{"episode_id": "train-000000-0", "task": "search/train/0", "outcome": "trained", ...}``.
     """
 
     folder: Path

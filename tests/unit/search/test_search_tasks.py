@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from statistics import mean
 
 import pytest
 
@@ -13,11 +12,12 @@ from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split
 from agentrl_environments.invented import COMMON_WORDS, names_of
+from agentrl_environments.search import definition
 from agentrl_environments.search.corpus import Document, load_corpus
-from agentrl_environments.search.environment import SearchEnvironment
 from agentrl_environments.search.experts import EXPERTS
 from agentrl_environments.search.tasks import SearchOptions, corpus_of, problem_of, sample_task
 from agentrl_environments.search.world import BOOKS, FIRMS, PEOPLE, TOWNS
+from tests.expert_play import mean_reward
 
 OPTIONS = SearchOptions(num_documents=80, num_corpora=2)
 NAME = r"(\w+ \w+)"
@@ -53,23 +53,6 @@ def answer_from(documents: list[Document], question: str) -> str | None:
 def all_documents(task) -> list[Document]:
     corpus = corpus_of(OPTIONS, task)
     return [corpus.search(title, 1)[0] for title in corpus.things]
-
-
-async def mean_reward(expert: str, count: int, split: Split = Split.TRAIN) -> float:
-    rewards = []
-    for ordinal in range(count):
-        task = sample_task(OPTIONS, split, ordinal, 0)
-        environment = SearchEnvironment(OPTIONS, task)
-        messages = list((await environment.start()).messages)
-        for _ in range(8):
-            act = EXPERTS[expert].act(OPTIONS, task, messages, random.Random(f"{expert}-{ordinal}"))
-            result = await environment.step(act)
-            messages += [act, *result.messages]
-            if result.is_done:
-                break
-        rewards.append((await environment.score()).reward)
-        await environment.close()
-    return mean(rewards)
 
 
 @pytest.mark.parametrize("split", list(Split))
@@ -126,12 +109,12 @@ def test_equal_arguments_give_equal_tasks_and_held_out_ones_whatever_the_seed():
 
 @pytest.mark.parametrize("split", list(Split))
 async def test_the_expert_is_always_right(split):
-    assert await mean_reward("expert", 60, split) == 1.0
+    assert await mean_reward(definition, OPTIONS, "expert", 60, split) == 1.0
 
 
 async def test_the_clumsy_expert_is_right_about_25_times_in_100_and_chance_almost_never():
-    assert 0.18 < await mean_reward("clumsy", 400) < 0.32
-    assert await mean_reward("random", 200) < 0.02
+    assert 0.18 < await mean_reward(definition, OPTIONS, "clumsy", 400) < 0.32
+    assert await mean_reward(definition, OPTIONS, "random", 200) < 0.02
 
 
 def test_an_expert_reads_what_its_search_has_listed_and_answers_when_it_has_read_all():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from statistics import mean
 
 import pytest
 
@@ -9,11 +8,12 @@ from agentrl.envs.definition import load_environment
 from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split
+from agentrl_environments.sql import definition
 from agentrl_environments.sql.database import Database
-from agentrl_environments.sql.environment import SqlEnvironment
 from agentrl_environments.sql.experts import EXPERTS
 from agentrl_environments.sql.names import FIRST_WORDS, SECOND_WORDS, identifiers, split_of
 from agentrl_environments.sql.tasks import KINDS, SqlOptions, build_problem, sample_task
+from tests.expert_play import mean_reward
 
 OPTIONS = SqlOptions()
 
@@ -22,35 +22,17 @@ def problems(split: Split, count: int, seed: int = 0):
     return [build_problem(OPTIONS, sample_task(OPTIONS, split, n, seed).payload["seed"], split) for n in range(count)]
 
 
-async def mean_reward(expert: str, count: int, split: Split = Split.TRAIN) -> float:
-    """What an expert earns without a policy between it and the environment; six turns at most."""
-    rewards = []
-    for ordinal in range(count):
-        task = sample_task(OPTIONS, split, ordinal, 0)
-        environment = SqlEnvironment(OPTIONS, task)
-        messages = list((await environment.start()).messages)
-        for _ in range(6):
-            act = EXPERTS[expert].act(OPTIONS, task, messages, random.Random(f"{expert}-{ordinal}"))
-            result = await environment.step(act)
-            messages += [act, *result.messages]
-            if result.is_done:
-                break
-        rewards.append((await environment.score()).reward)
-        await environment.close()
-    return mean(rewards)
-
-
 @pytest.mark.parametrize("split", list(Split))
 async def test_the_expert_is_always_right(split):
-    assert await mean_reward("expert", 400, split) == 1.0
+    assert await mean_reward(definition, OPTIONS, "expert", 400, split) == 1.0
 
 
 async def test_the_clumsy_expert_is_right_about_28_times_in_100():
-    assert 0.25 < await mean_reward("clumsy", 1500) < 0.31
+    assert 0.25 < await mean_reward(definition, OPTIONS, "clumsy", 1500) < 0.31
 
 
 async def test_chance_is_almost_never_right():
-    assert await mean_reward("random", 1000) < 0.02
+    assert await mean_reward(definition, OPTIONS, "random", 1000) < 0.02
 
 
 def test_equal_arguments_give_equal_tasks_and_problems():

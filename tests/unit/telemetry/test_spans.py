@@ -139,7 +139,6 @@ def test_a_disk_that_does_not_answer_holds_up_no_span(tmp_path: Path):
     os.mkfifo(file.path)
     for number in range(3000):
         EpisodeTrace(f"episode-{number}", file).ended(0.0)
-    assert file.path.stat().st_size == 0
     received: list[bytes] = []
     reader = Thread(target=lambda: received.append(file.path.read_bytes()))
     reader.start()

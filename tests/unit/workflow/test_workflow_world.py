@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from statistics import mean
-
 import pytest
 
 from agentrl.envs.authoring import call, say
@@ -12,9 +9,11 @@ from agentrl.envs.definition import load_environment
 from agentrl.types.environment import Recovery
 from agentrl.types.message import Message
 from agentrl.types.task import Split
-from agentrl_environments.workflow.experts import EXPERTS, choose, plan
+from agentrl_environments.workflow import definition
+from agentrl_environments.workflow.experts import choose, plan
 from agentrl_environments.workflow.tasks import WorkflowOptions, build_records, sample_task
 from agentrl_environments.workflow.world import Records
+from tests.expert_play import mean_reward
 from tests.unit.workflow.workflow_play import ACTING, choices, judged, opened, records_of
 
 OPTIONS = WorkflowOptions()
@@ -35,30 +34,15 @@ def with_wrong(known: Records, choice: str) -> list[Message]:
     return [*steps[:place], wrong[-1], *steps[place + 1 :]]
 
 
-async def mean_reward(expert: str, count: int, options: WorkflowOptions = OPTIONS, split: Split = Split.TRAIN) -> float:
-    rewards = []
-    for ordinal in range(count):
-        environment = opened(options, ordinal, split)
-        messages = list((await environment.start()).messages)
-        for _ in range(24):
-            act = EXPERTS[expert].act(options, environment.task, messages, random.Random(f"{expert}-{ordinal}"))
-            result = await environment.step(act)
-            messages += [act, *result.messages]
-            if result.is_done:
-                break
-        rewards.append((await environment.score()).reward)
-    return mean(rewards)
-
-
 @pytest.mark.parametrize("options", [OPTIONS, TWO], ids=["one order", "two orders"])
 @pytest.mark.parametrize("split", list(Split))
 async def test_the_expert_is_always_right(split, options):
-    assert await mean_reward("expert", 60, options, split) == 1.0
+    assert await mean_reward(definition, options, "expert", 60, split) == 1.0
 
 
 async def test_the_clumsy_expert_is_right_about_40_times_in_100_and_chance_never():
-    assert 0.33 < await mean_reward("clumsy", 400) < 0.47
-    assert await mean_reward("random", 100) == 0.0
+    assert 0.33 < await mean_reward(definition, OPTIONS, "clumsy", 400) < 0.47
+    assert await mean_reward(definition, OPTIONS, "random", 100) == 0.0
 
 
 async def test_nothing_said_and_nothing_done_scores_nothing():
