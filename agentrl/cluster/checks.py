@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -17,9 +17,11 @@ from agentrl.cluster.config import RayRuntimeConfig, resources_of
 from agentrl.cluster.nodes import Node, describe, fits, live_nodes
 from agentrl.cluster.probe import Facts, probe
 from agentrl.process.place import Role
+from agentrl.process.threads import run_in_thread
 from agentrl.types.errors import ConfigError
 
 _PROBE_S = 120.0
+_LOOK_S = 2.0
 _LEAST_FREE_BYTES = 500_000_000
 _VERSIONS = ("Python", "Ray", "agentrl")
 
@@ -56,6 +58,31 @@ def check_resources(config: RayRuntimeConfig, members: Mapping[Role, int], nodes
             f"the recipe asks for more than the cluster has: {asked}, which is {describe(needed)} in all; there is "
             f"{there}. {remedy}"
         )
+
+
+async def wait_for_resources(
+    config: RayRuntimeConfig, members: Mapping[Role, int], on_wait: Callable[[str], None]
+) -> bool:
+    """Wait until `check_resources` passes, and say first what is missing; True if it did not pass at once.
+
+    Waits for: nodes that join. Unblocked by: them, or `wait_s`.
+
+    Raises:
+        ConfigError: as `check_resources`, after `wait_s`.
+    """
+    loop = asyncio.get_running_loop()
+    until, has_waited = loop.time() + config.wait_s, False
+    while True:
+        try:
+            check_resources(config, members, await run_in_thread("nodes", live_nodes))
+            return has_waited
+        except ConfigError as missing:
+            if loop.time() > until:
+                raise
+            if not has_waited:
+                on_wait(f"waiting up to {config.wait_s:.0f} s for nodes: {missing}")
+        has_waited = True
+        await asyncio.sleep(_LOOK_S)
 
 
 async def check_nodes(folder: Path) -> None:

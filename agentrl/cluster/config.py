@@ -67,7 +67,8 @@ class RayRuntimeConfig(SharingConfig):
     """How often in a row, without a step in between, the run goes on by itself from its last checkpoint and its journal
     once its trainer or the last engine of a policy is gone."""
     wait_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds that a member waits for room. Raise it where nodes take longer to be had."""
+    """Seconds that a member waits for room, and a run that goes on for nodes in place of those that it lost. Raise it
+    where nodes take longer to be had."""
 
     @field_validator("address")
     @classmethod

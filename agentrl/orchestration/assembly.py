@@ -128,7 +128,9 @@ async def assembled(
         chats = load_chats(config, {name: _first_model(config, start, name) for name in config.policies})
         places = await build_places(config)
         ending.push_async_callback(places.close)
-        await check_places(config, run.path, members_of(config))
+        # The nodes of a run that goes on were there before: those that it lost may be about to come back.
+        on_wait = observer.on_phase if run.has_begun else None
+        await check_places(config, run.path, members_of(config), on_wait)
         servers = await ending.enter_async_context(EnvironmentServers.started(config, places, run.logs))
         config = servers.config
         own = await ending.enter_async_context(sandboxes(config.sandbox, config.name, run.logs / "sandboxes.log"))

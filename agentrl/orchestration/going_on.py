@@ -69,7 +69,7 @@ def begun_run(config: RunConfig) -> RunDirectory | None:
         ConfigError: it has begun with another configuration; names a value that differs.
     """
     run = RunDirectory((config.runs_folder / RunDirectory.name_of(config)).absolute())
-    if not (run.path / "mark").is_file():
+    if not run.has_begun:
         return None
     other = _difference(run.config().model_dump(mode="json"), config.model_dump(mode="json"))
     if other:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.cluster.config import LocalRuntimeConfig, RayRuntimeConfig
@@ -35,18 +35,27 @@ def plays_elsewhere(config: RunConfig) -> bool:
     return not isinstance(config.runtime, LocalRuntimeConfig) and num_processes(config) > 0
 
 
-async def check_places(config: RunConfig, folder: Path, members: Mapping[Role, int]) -> None:
+async def check_places(
+    config: RunConfig, folder: Path, members: Mapping[Role, int], on_wait: Callable[[str], None] | None = None
+) -> None:
     """Whether the cluster that was joined has what `members` of each role ask for, and its nodes see the run's folder.
+
+    With `on_wait`, which is told what is missing, it may come to have it within `runtime.wait_s`.
+
+    Waits for: answers of the nodes, and for nodes. Unblocked by: them, deadlines.
 
     Raises:
         ConfigError: not so; says what is asked for and what is there.
     """
     if isinstance(config.runtime, LocalRuntimeConfig):
         return
-    from agentrl.cluster.checks import check_nodes, check_resources
+    from agentrl.cluster.checks import check_nodes, check_resources, wait_for_resources
 
     await check_nodes(folder)
-    check_resources(config.runtime, members)
+    if on_wait is None:
+        check_resources(config.runtime, members)
+    elif await wait_for_resources(config.runtime, members, on_wait):
+        await check_nodes(folder)
 
 
 def members_of(config: RunConfig) -> Mapping[Role, int]:

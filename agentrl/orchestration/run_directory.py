@@ -201,9 +201,14 @@ class RunDirectory:
             raise StorageError(f"{path} is damaged; restore it from a copy, or remove it: the run gets another name")
         return found[1].decode()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has its mark: something was started."""
+        return (self.path / "mark").is_file()
+
     def discard_unless_begun(self) -> None:
-        """Delete the folder if it has no mark yet: nothing was started, and there is nothing to look at."""
-        if not (self.path / "mark").is_file():
+        """Delete the folder if nothing was started yet: there is nothing to look at."""
+        if not self.has_begun:
             shutil.rmtree(self.path, ignore_errors=True)
 
     @property

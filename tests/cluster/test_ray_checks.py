@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from agentrl.cluster.checks import check_nodes, check_resources, complaints
+from agentrl.cluster.checks import check_nodes, check_resources, complaints, wait_for_resources
 from agentrl.cluster.config import MemberResources, RayRuntimeConfig
 from agentrl.cluster.places import RayPlaces
 from agentrl.cluster.probe import probe
@@ -46,6 +46,31 @@ async def test_more_members_than_there_is_room_for_are_refused(places, config):
     with pytest.raises(ConfigError, match=r"40 x engine.*Add nodes, or ask for less in \[runtime\]$"):
         check_resources(elastic, members)
     check_resources(elastic, {Role.TRAINER: 2, Role.ENGINE: 1, Role.WORKER: 1})
+
+
+async def test_a_run_that_goes_on_waits_for_a_node_in_place_of_the_one_that_it_lost(places, config, cluster):
+    """Two nodes of four CPUs have no room for nine members; a third one joins once the run has said so."""
+    members, said = {Role.WORKER: 9}, []
+    waiting = asyncio.create_task(wait_for_resources(config, members, said.append))
+    async with asyncio.timeout(60):
+        while not said:
+            await asyncio.sleep(0.05)
+    assert said[0].startswith("waiting up to 120 s for nodes: the recipe asks for more than the cluster has: 9 x")
+    assert not waiting.done()
+    node = cluster.add_node()
+    try:
+        async with asyncio.timeout(60):
+            assert await waiting
+        assert not await wait_for_resources(config, members, said.append)
+        assert len(said) == 1
+    finally:
+        cluster.kill_node(node)
+
+
+async def test_a_run_that_goes_on_fails_once_nodes_have_been_missing_for_long(places, config):
+    brief = config.model_copy(update={"wait_s": 0.1})
+    with pytest.raises(ConfigError, match=r"90 x worker of 1 CPU.*Add nodes"):
+        await wait_for_resources(brief, {Role.WORKER: 90}, lambda said: None)
 
 
 async def test_nodes_of_this_program_that_see_the_folder_pass_and_keep_no_token(places, shared: Path):
