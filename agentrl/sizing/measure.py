@@ -19,6 +19,7 @@ from agentrl.buffer.ledger import LedgerLine, read_ledger
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.run_directory import RunDirectory, read_episodes
 from agentrl.orchestration.tally import metric_prefix
+from agentrl.sizing.concurrency import sequences_at_once
 from agentrl.sizing.latencies import ROUGH, DecodeCurve, EpisodeShape, Latencies, Measured, Shapes
 from agentrl.sizing.setup import setup_of
 from agentrl.telemetry.json_lines import read_json_lines
@@ -176,8 +177,15 @@ def _publication(runs: Sequence[_Run]) -> tuple[float, float]:
 
 
 def _decode_point(run: _Run) -> tuple[float, float]:
-    """Sequences of one engine while it did not stand still, and their tokens a second."""
+    """Sequences of one engine while it did not stand still, and their tokens a second.
+
+    Spans tell how many there were; without spans, or where several policies wrote them, the tokens of all steps do.
+    """
     engines = setup_of(run.config, run.policy).engines
+    at_once = sequences_at_once(Path(run.name)) if len(run.config.policies) == 1 else None
+    if at_once is not None:
+        number = max(at_once / engines, 1.0)
+        return number, number / _token_s(run)
     tokens = sum(row["rollout/episodes"] * row.get("rollout/sampled_tokens_mean", 0.0) for row in run.rows)
     if not run.config.buffer_of(run.policy).max_staleness:  # engines rest while the trainer steps
         rate = tokens / engines / sum(row["time/wait_for_batch_s"] for row in run.rows)

@@ -16,6 +16,8 @@ from agentrl.sizing.config import rough_latencies
 from agentrl.sizing.latencies import ROUGH
 from agentrl.sizing.measure import measure
 from agentrl.telemetry.json_lines import JsonLines
+from agentrl.telemetry.span_files import SpanFile
+from agentrl.telemetry.spans import Span, SpanKind
 from agentrl.testing.builders import build_episode, build_ticket
 from agentrl.types.errors import ConfigError
 
@@ -93,6 +95,36 @@ def test_in_a_run_in_turn_engines_rest_while_the_trainer_steps(tmp_path: Path):
     # 8 episodes of 20 tokens in the second in which the trainer waits for them, each token 0.05 s.
     found = measure([write_run(tmp_path, 5, buffer={"max_staleness": 0})], None, rough_latencies())
     assert found.decode.points[-1] == pytest.approx((8.0, 160.0))
+
+
+def write_spans(folder: Path, *replies: tuple[str, float, float], process: str = "run") -> None:
+    """Replies of episodes by trace, start and end in seconds."""
+    file = SpanFile(folder / "traces", process)
+    for trace, start_s, end_s in replies:
+        file.write(Span(SpanKind.GENERATION, "generation", 100 + start_s, 100 + end_s, trace, "0" * 16))
+    file.close()
+
+
+def test_spans_tell_how_many_sequences_share_an_engine_while_it_works(tmp_path: Path):
+    """One alone for a second, two for another, then nothing for eight: (1 * 1 + 2 * 2) / 3 while replies were made."""
+    run = write_run(tmp_path, 5)
+    write_spans(run, ("train-0-0", 0, 2), ("train-0-1", 1, 2), ("heldout-0-0", 0, 9), ("train-0-2", 10, 11))
+    found = measure([run], None, rough_latencies())
+    assert found.decode.points[-1] == pytest.approx((5 / 3, 5 / 3 / TOKEN_S))
+
+
+def test_spans_behind_the_start_of_the_last_traced_episode_do_not_count(tmp_path: Path):
+    """Others may run beside it that nobody traced: two until its start at 2 s, and one that goes on for long."""
+    run = write_run(tmp_path, 5)
+    write_spans(run, ("train-0-0", 0, 100), ("train-0-1", 0, 2), ("train-0-2", 2, 2.5))
+    assert measure([run], None, rough_latencies()).decode.points[-1] == pytest.approx((2.0, 2.0 / TOKEN_S))
+
+
+def test_spans_of_a_run_that_was_started_twice_do_not_count(tmp_path: Path):
+    run = write_run(tmp_path, 5)
+    for _ in range(2):
+        write_spans(run, ("train-0-0", 0, 2), ("train-0-1", 1, 9))
+    assert measure([run], None, rough_latencies()).decode.points[-1] == pytest.approx((2.0, 40.0))
 
 
 def test_a_second_run_tells_how_engines_slow_down(tmp_path: Path):
