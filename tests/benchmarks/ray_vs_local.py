@@ -99,8 +99,10 @@ async def cost_figures(cluster: VirtualCluster, folder: Path) -> dict[str, objec
         for name, costs in rounds.items():
             config = RayRuntimeConfig(kind="ray", address=cluster.address)
             places = RayPlaces.open(config) if name == "ray" else LocalPlaces()
-            costs += await _costs(model, folder / f"{name}-{number}", places)
-            await places.close()
+            try:
+                costs += await _costs(model, folder / f"{name}-{number}", places)
+            finally:  # Ray ends a driver without a word whose cluster is gone before it
+                await places.close()
     medians = {name: statistics.median(costs) for name, costs in rounds.items()}
     return {
         "turn_cost_ratio": round(medians["ray"] / medians["local"], 2),

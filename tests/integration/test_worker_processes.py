@@ -20,6 +20,7 @@ from agentrl.testing.pumped_place import PumpedPlaces
 from agentrl.types.episode import Episode, Ticket
 from agentrl.types.errors import ConfigError
 from agentrl.types.rollout import PackedEntry
+from tests.storms.scripted_worker import ScriptedPlaces
 from tests.storms.worker_pools import DIALOGUE, PlayedPool, make_run, nothing, playing
 
 PLACES = [LocalPlaces, PumpedPlaces]
@@ -66,6 +67,19 @@ async def test_two_processes_play_the_same_episodes_as_the_run_itself(
     assert played[2] == played[0]
     writers = {path.name.rpartition("-")[0] for path in run.journal.glob("*.journal")}
     assert writers == {"worker-1", "worker-2"}, "each has had episodes"
+
+
+async def test_workers_with_a_scripted_engine_inside_play_the_same_and_ask_nobody(tiny_model: Path, tmp_path: Path):
+    """The workers by which benchmarks measure what a turn costs."""
+    inside = ScriptedPlaces(LocalPlaces())
+    played, asked = {}, {}
+    for name, places in (("outside", LocalPlaces()), ("inside", inside)):
+        run = make_run(tiny_model, tmp_path / name, rollout={"workers": 2})
+        async with playing(run, places=places) as pool:
+            played[name] = contents(await pool.play(range(4)))
+            asked[name] = sum(pool.engine.requests.values())
+    assert played["inside"] == played["outside"]
+    assert asked == {"outside": 4 * len(DIALOGUE), "inside": 0}
 
 
 @pytest.mark.parametrize("kind", PLACES)

@@ -48,6 +48,12 @@ class ScriptedPlaces:
     async def gang(self, role: Role, names: Sequence[str]) -> list[Place]:
         return await self.places.gang(role, names)
 
+    async def beside(self, place: Place, name: str) -> Place:
+        return await self.places.beside(place, name)
+
+    async def watch(self) -> None:
+        await self.places.watch()
+
     async def close(self) -> None:
         await self.places.close()
 
@@ -59,6 +65,10 @@ class _ScriptedPlace:
     @property
     def host(self) -> str:
         return self.place.host
+
+    @property
+    def node(self) -> str:
+        return self.place.node
 
     async def start(self, launch: ProcessLaunch) -> PlacedProcess:
         return await self.place.start(replace(launch, argv=(*CHILD, "tests.storms.scripted_worker")))
