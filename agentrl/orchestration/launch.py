@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -61,7 +62,8 @@ async def start_run(config: RunConfig, observer: RunObserver) -> RunSummary:
     try:
         return await _run(config, run, observer)
     except BaseException:
-        run.discard_unless_begun()
+        if not run.has_begun:  # nothing was started, and there is nothing to look at
+            shutil.rmtree(run.path, ignore_errors=True)
         raise
 
 

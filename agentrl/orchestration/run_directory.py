@@ -193,7 +193,7 @@ class RunDirectory:
             StorageError: it cannot be written, or is damaged.
         """
         path = self.path / "mark"
-        if not path.is_file():
+        if not self.has_begun:
             name = re.sub(r"[^A-Za-z0-9._-]", "-", self.path.name)[:_MARK_CHARACTERS]
             self._write("mark", f"{name}-{secrets.token_hex(3)}")
         found = _MARK.fullmatch(path.read_bytes())
@@ -205,11 +205,6 @@ class RunDirectory:
     def has_begun(self) -> bool:
         """Whether it has its mark: something was started."""
         return (self.path / "mark").is_file()
-
-    def discard_unless_begun(self) -> None:
-        """Delete the folder if nothing was started yet: there is nothing to look at."""
-        if not self.has_begun:
-            shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def metrics(self) -> Path:
