@@ -53,8 +53,10 @@ class Subject:
 
     @property
     def gold(self) -> str | None:
-        """The expert that plays rightly, if the author wrote one: ``gold``, or ``expert``."""
-        return next((name for name in GOLD_NAMES if name in self.definition.experts), None)
+        """The expert that plays rightly under these options, if the author wrote one: ``gold``, or ``expert``."""
+        known = {name: self.definition.experts[name] for name in GOLD_NAMES if name in self.definition.experts}
+        able = (name for name, expert in known.items() if expert.can_play is None or expert.can_play(self.options))
+        return next(able, None)
 
     @property
     def train_tasks(self) -> list[Task]:

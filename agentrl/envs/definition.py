@@ -35,6 +35,8 @@ class Expert(Generic[Options]):
 
     description: str
     act: Callable[[Options, Task, Sequence[Message], random.Random], Message]
+    can_play: Callable[[Options], bool] | None = None
+    """Whether it knows what to do under these options; without it, under any."""
 
 
 @dataclass(frozen=True, slots=True)

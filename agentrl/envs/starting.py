@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
-START_S = 60.0
+START_S = 180.0
 _SLOW = "what is slow or waits belongs into `create`, not where the module is imported"
 
 

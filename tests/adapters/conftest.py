@@ -32,6 +32,19 @@ def openenv_python(version: str) -> Path:
     return python
 
 
+def packages_python() -> Path:
+    """The interpreter that has the packages of environments, and the base of agentrl."""
+    python = ROOT / ".venv-packages/bin/python"
+    assert python.exists(), f"{python} is not there; run `make test-adapters`, which installs it"
+    return python
+
+
+@pytest.fixture
+def beside_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the interpreter that has packages of others find agentrl and its environments in this folder."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / '.venv/packages'}")
+
+
 @contextmanager
 def echo_server(*arguments: str, folder: Path) -> Iterator[str]:
     """Run agentrl's server of `tests/servers/echo.py` by its command; gives its URL."""

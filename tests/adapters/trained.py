@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ _PLACED_BEFORE = "[policies.main.chat]"
 class Trained:
     """A run that has ended: its folder, and its ledger's lines of episodes that were trained.
 
-    Example of a line: ``{"episode_id": "train-000000-0", "task": "search/train/0", "outcome": "trained", ...}``.
+    Example of a line: ``{"episode_id": "train-000000-0", "task": "bfcl/train/0", "outcome": "trained", ...}``.
     """
 
     folder: Path
@@ -32,15 +33,16 @@ def length(episode: Episode) -> float:
 def train(folder: Path, model: Path, environment: str, *overrides: str) -> Trained:
     """Train one step by `agentrl train`, and do it again by `agentrl replay`; asserts what must hold of such a run.
 
-    `environment` is the recipe's ``[environment]`` table, whole, without scorers: the verifier's score is joined by
-    `length`, so that a group of a random policy has something to learn from. Asserted: the run's ledger and archive
-    are whole, the trainer found the very log-probabilities that the engine had drawn by, and the replayed step is the
-    same.
+    `environment` is the recipe's ``[environment]`` table, whole, or several ``[environments.NAME]``, without scorers:
+    the verifier's score is joined by `length`, so that a group of a random policy has something to learn from.
+    Asserted: the run's ledger and archive are whole, the trainer found the very log-probabilities that the engine had
+    drawn by, and the replayed step is the same.
     """
     recipe = folder / "recipe.toml"
-    scorers = (
-        '[[environment.scorers]]\nkind = "verifier"\n'
-        '[[environment.scorers]]\nkind = "function"\nname = "length"\nfunction = "tests.adapters.trained:length"\n'
+    scorers = "".join(
+        f'[[{table}.scorers]]\nkind = "verifier"\n'
+        f'[[{table}.scorers]]\nkind = "function"\nname = "length"\nfunction = "tests.adapters.trained:length"\n'
+        for table in re.findall(r"^\[(environment|environments\.\w+)\]$", environment, re.MULTILINE)
     )
     rest = runs.RECIPE[runs.RECIPE.index(_PLACED_BEFORE) :]
     recipe.write_text(f'name = "test"\nsteps = 1\n{environment}\n{scorers}{rest}')

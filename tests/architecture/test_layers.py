@@ -27,6 +27,7 @@ PLUGIN_SURFACE = (
     "agentrl.types",
     "agentrl.protocols",
     "agentrl.config.base",
+    "agentrl.config.cache",
     "agentrl.envs.authoring",
     "agentrl.envs.definition",
     "agentrl.envs.sandboxed",
