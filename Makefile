@@ -193,7 +193,8 @@ $(TRL_VENV)/.installed: tests/benchmarks/trl_side/requirements.txt
 
 # What a benchmark of that name needs beside the rest.
 BENCH_NEEDS := $(if $(findstring trl,$(BENCH)),$(TRL_VENV)/.installed) \
-	$(if $(findstring openenv,$(BENCH)),$(OPENENV_VENV)-0.10/.installed)
+	$(if $(findstring openenv,$(BENCH)),$(OPENENV_VENV)-0.10/.installed) \
+	$(if $(findstring bfcl,$(BENCH)),$(PACKAGES_VENV)/.installed)
 bench: $(VENV)/.installed-dev $(BENCH_NEEDS)               ## all benchmarks, or one: BENCH=gate
 	@$(BIN)/python -m tests.benchmarks.all $(BENCH)
 

@@ -44,6 +44,7 @@ ON_REQUEST = (
     "sandbox_latency",
     "sandbox_escape",
     "plan_accuracy",
+    "bfcl_gold",
 )
 
 
