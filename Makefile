@@ -12,6 +12,7 @@ OPENENV_VENV := .venv-openenv
 OPENENV_VENVS := $(OPENENV_VENV)-0.10 $(OPENENV_VENV)-0.3
 SCHEMATHESIS_VENV := .venv-schemathesis
 VERIFIERS_VENV := .venv-verifiers
+LEGACY_VERIFIERS_VENV := .venv-verifiers-0.3
 PACKAGES_VENV := .venv-packages
 AGENTS_VENV := .venv-agents
 # Of the GPU's machine: version of its python, and packages that it has and that need not be brought (deploy/gpu).
@@ -154,6 +155,12 @@ $(VERIFIERS_VENV)/.installed: tests/adapters/verifiers_side/requirements.txt
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
+$(LEGACY_VERIFIERS_VENV)/.installed: tests/adapters/verifiers_side/requirements-0.3.txt
+	@echo "installing verifiers 0.3 into $(LEGACY_VERIFIERS_VENV)"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
 # Packages whose environments are played, beside the base of agentrl and without torch; bfcl-eval pins an old numpy.
 $(PACKAGES_VENV)/.installed: tests/adapters/packages_side/requirements.txt tests/adapters/packages_side/no-deps.txt
 	@echo "installing packages of environments into $(PACKAGES_VENV)"
@@ -162,7 +169,8 @@ $(PACKAGES_VENV)/.installed: tests/adapters/packages_side/requirements.txt tests
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -r $(word 2,$^)
 	@touch $@
 
-ADAPTERS := $(PACKAGES_VENV)/.installed $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed $(VERIFIERS_VENV)/.installed
+ADAPTERS := $(PACKAGES_VENV)/.installed $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed $(VERIFIERS_VENV)/.installed \
+	$(LEGACY_VERIFIERS_VENV)/.installed
 components: $(SGLANG_VENV)/.installed $(ADAPTERS) $(AGENTS_VENV)/.installed $(JOBS)   ## install what suites of a component need
 test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv, verifiers
 	$(BIN)/python -m pytest -m adapters tests/adapters tests/integration
@@ -204,4 +212,4 @@ smollm2: $(VENV)/.installed-smollm2                       ## a pretrained model,
 	@$(BIN)/agentrl train environments/facts/smollm2.toml
 
 clean:           ## remove what make made
-	rm -rf $(VENV) $(AGENTS_VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) $(VERIFIERS_VENV) $(PACKAGES_VENV) wheels models runs build dist *.egg-info
+	rm -rf $(VENV) $(AGENTS_VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) $(VERIFIERS_VENV) $(LEGACY_VERIFIERS_VENV) $(PACKAGES_VENV) wheels models runs build dist *.egg-info

@@ -25,7 +25,7 @@ from agentrl.envs.definition import load_environment
 from agentrl.envs.hosting import build_host
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.sandbox.starting import sandboxes
-from agentrl.types.errors import EpisodeError
+from agentrl.types.errors import ConfigError, EpisodeError
 from agentrl.types.task import Split
 
 CHECKS: Mapping[str, Callable[[Subject], Awaitable[Finding]]] = {
@@ -62,6 +62,11 @@ async def opened(
         keeper = await ending.enter_async_context(sandboxes(sandbox or SandboxConfig(), "check"))
         host = await build_host(EnvironmentConfig(name=name, options=dict(options)), call_s, Path(folder))
         try:
+            if host.description.has_program:
+                raise ConfigError(
+                    f"'{name}' brings the program that plays it, and there is nothing to be played by messages; try it "
+                    'with `agentrl eval` and scaffold.name = "own_program"'
+                )
             await keeper.start_for([host.description])
             size = host.description.num_tasks
             counts = {Split.TRAIN: min(num_tasks, size or num_tasks), Split.HELDOUT: max(num_tasks // 4, 1)}

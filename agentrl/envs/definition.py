@@ -81,6 +81,9 @@ class EnvironmentDefinition(Generic[Options]):
     should refuse whoever reattached under a smaller token, and the worker that began it."""
     needs_sandbox: bool = False
     """Its instances ask the run's keeper for sandboxes; one is started for it, wherever it is played."""
+    has_program: bool = False
+    """Its instances are `ProgramEnvironment`s that bring the program which plays them, and run it where they live: the
+    scaffold is ``own_program``."""
     num_tasks: Callable[[Options], int | None] | None = None
     """Number of training tasks with these options, for an environment that has a list of them: `sample_task` is then
     asked for ordinals below it only, each once in every epoch. Without it, or with None, training tasks are endless."""
@@ -97,7 +100,8 @@ class EnvironmentDefinition(Generic[Options]):
         if size is not None and size < 1:
             raise ConfigError(f"environment '{self.name}' has {size} training tasks; its options may leave out all")
         python = None if self.interpreter is None else str(self.interpreter.absolute())
-        return EnvironmentDescription(self.name, self.recovery, size, self.placement, python, self.needs_sandbox)
+        asks = self.needs_sandbox, self.has_program
+        return EnvironmentDescription(self.name, self.recovery, size, self.placement, python, *asks)
 
     def sampler(self, options: Options, split: Split, seed: int) -> Callable[[int], Task]:
         """Gives the tasks of a split in a run's order, counted from 0. Raises ConfigError if there are none."""

@@ -11,12 +11,12 @@ from agentrl import registry
 from agentrl.envs.config import EnvironmentConfig
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.players import build_scaffold
-from agentrl.protocols import EnvironmentHost
+from agentrl.protocols import EnvironmentHost, Scaffold
 from agentrl.rollouts.config import ScaffoldConfig
 from agentrl.sandbox.client import KeeperHost
 from agentrl.types.environment import EnvironmentDescription
 from agentrl.types.errors import ConfigError
-from agentrl.types.program import RunsPrograms
+from agentrl.types.program import RunsOwnProgram, RunsPrograms
 from agentrl.types.sandbox import Guarantee
 
 
@@ -37,7 +37,11 @@ async def check_program(
     """
     if not registry.is_shipped(registry.SCAFFOLDS, scaffold.name):
         return
-    if not isinstance(build_scaffold(scaffold), RunsPrograms):
+    built = build_scaffold(scaffold)
+    if described.has_program or isinstance(built, RunsOwnProgram):
+        _check_own_program(built, scaffold, environment, described)
+        return
+    if not isinstance(built, RunsPrograms):
         return
     what = f"scaffold '{scaffold.name}' runs a program in the environment's sandbox"
     if environment.placement == "remote":
@@ -53,6 +57,26 @@ async def check_program(
     if Guarantee.GATEWAY not in await KeeperHost.of_run().guarantees():
         raise ConfigError(
             f"{what}, and from sandboxes of kind '{kind}' no gateway can be reached here; set sandbox.kind = \"bwrap\""
+        )
+
+
+def _check_own_program(
+    built: Scaffold, scaffold: ScaffoldConfig, environment: EnvironmentConfig, described: EnvironmentDescription
+) -> None:
+    if not isinstance(built, RunsOwnProgram):
+        raise ConfigError(
+            f"'{environment.name}' brings the program that plays it, and scaffold '{scaffold.name}' does not run it; "
+            'set scaffold.name = "own_program"'
+        )
+    if not described.has_program:
+        raise ConfigError(
+            f"scaffold '{scaffold.name}' runs the program that an environment brings, and '{environment.name}' has "
+            "none; choose another scaffold"
+        )
+    if environment.placement in ("remote", "served"):
+        raise ConfigError(
+            f"the program of '{environment.name}' asks for replies on this machine, and placement = "
+            f'"{environment.placement}" may be another; place it in a process or in a venv'
         )
 
 

@@ -92,7 +92,7 @@ class EnvironmentDescription:
     `recovery` has the tools that act outside, too. `num_tasks` is the number of training tasks under the run's options,
     None where they are endless. `placement` is ``inline`` if every call is short, by the author's word; `interpreter`
     the path of the Python that instances run in unless a recipe names another. `needs_sandbox` says that instances
-    ask for sandboxes.
+    ask for sandboxes, `has_program` that they bring the program that plays them.
 
     Example: ``EnvironmentDescription("mail", Recovery(external_tools=frozenset({"send"})), num_tasks=1200)``.
     """
@@ -103,6 +103,7 @@ class EnvironmentDescription:
     placement: Placement = "process"
     interpreter: str | None = None
     needs_sandbox: bool = False
+    has_program: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,13 @@ class RunsPrograms(Protocol):
     runs_programs: Literal[True]
 
 
+@runtime_checkable
+class RunsOwnProgram(RunsPrograms, Protocol):
+    """A scaffold that has the environment run the program which the environment brings, without a sandbox of ours."""
+
+    runs_own_program: Literal[True]
+
+
 class CallRefusedError(Exception):
     """A call that cannot be answered as it is; the program is told so and its episode goes on.
 

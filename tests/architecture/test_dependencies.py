@@ -47,7 +47,11 @@ HOMES = {
     "pyarrow": ("agentrl.journal.archive_file",),
     "typer": ("agentrl.cli",),
     "rich": ("agentrl.cli",),
-    "openai": ("agentrl.gateway.chat", "agentrl.gateway.responses", "agentrl.scorers.judge_endpoint"),
+    # The last of them lives in the Python of verifiers.
+    "openai": (
+        *("agentrl.gateway.chat", "agentrl.gateway.responses", "agentrl.scorers.judge_endpoint"),
+        "agentrl_environments.verifiers.chat",
+    ),
     "anthropic": ("agentrl.gateway.messages",),
     "ray": ("agentrl.cluster", "agentrl.jobs.ray_jobs"),  # the latter a client of the job server, and no driver
     "yaml": ("agentrl.jobs.kubernetes",),
