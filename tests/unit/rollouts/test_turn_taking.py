@@ -37,6 +37,10 @@ class Seat:
         self._heard += [(self._name, message.content) for message in messages]
         return Message(Role.ASSISTANT, f"{self._name} {len([n for n, _ in self._heard if n == self._name])}")
 
+    async def rewrite(self, messages: tuple[Message, ...], tools: tuple = ()) -> Message:
+        self._heard += [(self._name, message.content) for message in messages]
+        return Message(Role.ASSISTANT, f"{self._name} anew")
+
 
 async def test_the_agent_that_the_environment_names_is_told_and_acts_next():
     results = [StepResult(told("b"), agent="white"), StepResult(told("c"), agent="black"), StepResult(is_done=True)]
@@ -50,3 +54,11 @@ async def test_where_nobody_is_named_the_first_agent_begins_and_whoever_acted_go
     table = Table(Opening(told("a")), [StepResult(told("b")), StepResult(is_done=True)])
     await TurnTaking().run(table)
     assert table.heard == [("white", "a"), ("white", "b")]
+
+
+async def test_fresh_turns_begin_a_new_conversation_each():
+    results = [StepResult(told("b")), StepResult(is_done=True)]
+    table = Table(Opening(told("a"), agent="black"), results)
+    await TurnTaking(is_fresh=True).run(table)
+    assert table.heard == [("black", "a"), ("black", "b")]
+    assert table.acted == ["black anew", "black anew"]
