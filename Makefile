@@ -28,7 +28,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray test-jobs test-crds gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 clean
+.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray test-jobs test-crds gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 self-play clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -210,6 +210,13 @@ smollm2: $(VENV)/.installed-smollm2                       ## a pretrained model,
 	@test -d models/smollm2 || $(BIN)/agentrl warmstart environments/facts/smollm2-import.toml
 	@test -d models/smollm2-facts || $(BIN)/agentrl warmstart environments/facts/smollm2-warmstart.toml
 	@$(BIN)/agentrl train environments/facts/smollm2.toml
+
+# The model is made anew: it is both the policy that learns and the opponent that does not.
+self-play: $(VENV)/.installed                             ## a policy learns a game of two against a frozen copy of itself; SEED=n
+	@rm -rf models/nim-seed$(SEED)
+	@$(BIN)/agentrl warmstart environments/nim/warmstart.toml output=models/nim-seed$(SEED) seed=$(SEED)
+	@$(BIN)/agentrl train environments/nim/nim.toml seed=$(SEED) \
+		policies.main.model=models/nim-seed$(SEED) policies.opponent.model=models/nim-seed$(SEED)
 
 clean:           ## remove what make made
 	rm -rf $(VENV) $(AGENTS_VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) $(VERIFIERS_VENV) $(LEGACY_VERIFIERS_VENV) $(PACKAGES_VENV) wheels models runs build dist *.egg-info

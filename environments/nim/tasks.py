@@ -1,0 +1,49 @@
+"""Draws start positions, all of them won for the agent that moves first, if it plays rightly."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from functools import reduce
+from operator import xor
+from typing import Annotated
+
+from pydantic import Field
+
+from agentrl.config.base import ConfigModel
+from agentrl.types.task import Split, Task
+
+PILES = ("a", "b", "c")
+MAX_OBJECTS = 9
+_HELDOUT_SHARE = 4
+
+
+class NimOptions(ConfigModel):
+    """How large a game is."""
+
+    num_piles: Annotated[int, Field(ge=2, le=len(PILES))] = 2
+    """Piles at the start. Of two piles the rule is to leave them equal; of three it is harder to see."""
+    max_objects: Annotated[int, Field(ge=2, le=MAX_OBJECTS)] = 7
+    """Objects of a pile at most; more make games longer, and positions rarer."""
+
+
+def sample_task(options: NimOptions, split: Split, ordinal: int, seed: int) -> Task:
+    """The task of that ordinal; held-out tasks are the same whatever the run's seed."""
+    own_seed = seed if split is Split.TRAIN else 0
+    rng = random.Random(f"{split}-{own_seed}-{ordinal}")
+    while True:
+        piles = [rng.randint(1, options.max_objects) for _ in range(options.num_piles)]
+        if balance(piles) and split_of(piles) is split:
+            return Task("nim", split, ordinal, {"piles": piles})
+
+
+def balance(piles: Sequence[int]) -> int:
+    """Exclusive or of the piles: zero where whoever is to move loses against right play."""
+    return reduce(xor, piles, 0)
+
+
+def split_of(piles: Sequence[int]) -> Split:
+    """Where a start position belongs, in whatever order its piles are."""
+    digest = zlib.crc32(" ".join(map(str, sorted(piles))).encode())
+    return Split.HELDOUT if digest % _HELDOUT_SHARE == 0 else Split.TRAIN
