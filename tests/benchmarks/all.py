@@ -31,6 +31,8 @@ BENCHMARKS = (
     "control",
     "two_policies",
     "distillation",
+    "self_play",
+    "proposer_solver",
 )
 ON_REQUEST = (
     "abort_storm_sglang",

@@ -1,0 +1,40 @@
+"""A proposer and a solver, two policies, learn from each other, by the recipes of `environments/proposals` alone.
+
+Figures: `solver_before` and `solver_after`, the solver's success on fixed held-out problems, which no proposal changes;
+`in_band_before` and `in_band_after`, the share of the proposer's proposals on held-out tasks that are valid and that
+some of four attempts of the solver of that moment get right, and some not; `in_band_of_valid`, the same of valid
+proposals alone, in the first and the last five steps of training; `steps` and mean `staleness` of each policy.
+
+Latencies are those of training, in seconds: `latency_s` has p50 and p90 of a reply by agent, and of the `joint`
+episode from its first prompt to its end, in which the agents act one after the other; `p90_joint_over_single` is its
+p90 over that of a single agent's reply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from tests.benchmarks.report import report
+from tests.storms import proposer_and_solver as pair
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="folder for models and run, which is kept")
+    parser.add_argument("overrides", nargs="*", help="key.path=value of the run")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="agentrl-proposals-") as name:
+        folder = arguments.keep or Path(name)
+        began = time.monotonic()
+        pair.make(folder, arguments.seed)
+        run = pair.train(folder, arguments.seed, arguments.overrides)
+        figures = {**pair.learning(run), **pair.latencies(run)}
+        report("proposer_solver", **figures, seconds=round(time.monotonic() - began, 1), seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
