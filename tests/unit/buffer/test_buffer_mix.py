@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from agentrl.buffer.config import BufferConfig
@@ -219,6 +219,7 @@ def test_a_step_that_waits_in_vain_names_the_environment_that_it_waits_for():
 
 
 @settings(phases=[Phase.generate, Phase.reuse, Phase.explicit])
+@example({"b": 3.0, "c": 0.2}, {"b": 10.0}, "b", 2, "mask_spans", 9, 0.6686117457964308)
 @given(
     weights=WEIGHTS,
     seconds=st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.1, 1.0, 10.0])),
@@ -234,7 +235,8 @@ def test_no_take_waits_for_ever_whatever_is_slow_broken_or_filtered(
     if set(weights) <= set(broken):
         return
     options = {"staleness": policy, "order_window": window, "group_filter": "spread", "max_filtered_groups": 10_000}
-    config = BufferConfig(**STEP, max_staleness=staleness, **options)
+    # One of sixteen groups may be of an environment that is not broken, of which the filter leaves a third.
+    config = BufferConfig(**{**STEP, "stall_s": 300_000.0}, max_staleness=staleness, **options)
 
     def reward(ticket: Ticket) -> float:
         return 1.0 if random.Random(ticket.group).random() < filtered else float(ticket.member)

@@ -108,7 +108,7 @@ _MALFORMED = {
 # What is wrong with the players, the engines or the lengths.
 _PLAYERS = {
     "environment.name=sqll": ("no plugin 'sqll'", "did you mean 'sql'?"),
-    "environment.name=chess": ("no plugin 'chess'", "registered: code_repair, ", ", sql, "),
+    "environment.name=chess": ("no plugin 'chess'", "registered: bfcl, ", ", sql, "),
     "environment.name=nothere:game": ("environment 'nothere:game'", "install its package"),
     "environment.name=not:a:name": ("environment 'not:a:name'", "module:attribute"),
     "environment.name=json:": ("environment 'json:'", "module:attribute"),
