@@ -246,6 +246,6 @@ async def test_a_task_that_is_not_there_and_a_held_out_task_of_too_small_a_tasks
     await host.close()
     given["heldout_every"] = 9
     host = await build_host(config.model_copy(update={"options": given}), START_S, tmp_path)
-    with pytest.raises(ConfigError, match=r"8 tasks, and one of 9 is held out.*set options\.heldout_every to 8"):
+    with pytest.raises(EpisodeError, match=r"8 tasks, and one of 9 is held out.*set options\.heldout_every to 8"):
         await host.sample(Split.HELDOUT, 0, [0])
     await host.close()
