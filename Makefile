@@ -172,7 +172,7 @@ $(PACKAGES_VENV)/.installed: tests/adapters/packages_side/requirements.txt tests
 ADAPTERS := $(PACKAGES_VENV)/.installed $(OPENENV_VENVS:%=%/.installed) $(SCHEMATHESIS_VENV)/.installed $(VERIFIERS_VENV)/.installed \
 	$(LEGACY_VERIFIERS_VENV)/.installed
 components: $(SGLANG_VENV)/.installed $(ADAPTERS) $(AGENTS_VENV)/.installed $(JOBS)   ## install what suites of a component need
-test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## agentrl beside packages of others: OpenEnv, verifiers
+test-adapters: $(VENV)/.installed-dev $(ADAPTERS)          ## environments of others: OpenEnv, verifiers, games, BFCL, MCP
 	$(BIN)/python -m pytest -m adapters tests/adapters tests/integration
 
 # Agents that are played against the gateway. npm comes from PyPI; the agents themselves are native programs and need no

@@ -6,10 +6,10 @@ while every single word is. What must generalise is reading and copying, not a v
 
 from __future__ import annotations
 
-import zlib
 from functools import cache
 
 from agentrl.types.task import Split
+from agentrl_environments.splits import split_of
 
 COMMON_WORDS = tuple(
     "amber ash barley birch black bronze cedar clay coal copper coral dusk elm fern flint frost glass gold hazel holly "
@@ -17,11 +17,6 @@ COMMON_WORDS = tuple(
     "willow".split()
 )
 """Words that every kind of name shares, so that a search for one name finds others, too."""
-
-
-def split_of(name: str) -> Split:
-    """The split that owns a name: one in four is held out."""
-    return Split.HELDOUT if zlib.crc32(name.encode()) % 4 == 0 else Split.TRAIN
 
 
 @cache

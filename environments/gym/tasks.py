@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import zlib
 
 from agentrl.types.errors import ConfigError
 from agentrl.types.task import Split, Task
@@ -12,8 +11,8 @@ from agentrl_environments.gym.games import TextGame
 from agentrl_environments.gym.options import GymOptions
 from agentrl_environments.gym.sources import is_told_by_opening, open_game
 from agentrl_environments.randomness import OwnChance
+from agentrl_environments.splits import split_of
 
-_HELDOUT_SHARE = 4
 _MAX_DRAWS = 1000
 
 
@@ -56,8 +55,3 @@ def check_game(options: GymOptions) -> None:
     """
     with OwnChance(0):
         open_game(options, 0).close()
-
-
-def split_of(text: str) -> Split:
-    """Where an opening belongs, by its content alone: one in four is held out."""
-    return Split.HELDOUT if zlib.crc32(text.encode()) % _HELDOUT_SHARE == 0 else Split.TRAIN

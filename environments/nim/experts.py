@@ -8,17 +8,12 @@ from collections.abc import Sequence
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Task
 from agentrl_environments.nim.environment import read_piles
-from agentrl_environments.nim.tasks import NimOptions, balance
+from agentrl_environments.nim.tasks import NimOptions, best_move
 
 
 def act_gold(options: NimOptions, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
     """Leave piles whose exclusive or is zero, where that can be done; else take one from the largest."""
-    piles = read_piles(messages[-1])
-    unbalanced = balance(list(piles.values()))
-    for pile, number in piles.items():
-        if number ^ unbalanced < number:
-            return _move(pile, number - (number ^ unbalanced))
-    return _move(max(piles, key=lambda pile: piles[pile]), 1)
+    return _move(*best_move(read_piles(messages[-1])))
 
 
 def act_beginner(options: NimOptions, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:

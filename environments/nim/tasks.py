@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import xor
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
 from agentrl.config.base import ConfigModel
 from agentrl.types.task import Split, Task
+from agentrl_environments.splits import split_of
 
+Pile = TypeVar("Pile")
 PILES = ("a", "b", "c")
 MAX_OBJECTS = 9
-_HELDOUT_SHARE = 4
 
 
 class NimOptions(ConfigModel):
@@ -34,7 +34,7 @@ def sample_task(options: NimOptions, split: Split, ordinal: int, seed: int) -> T
     rng = random.Random(f"{split}-{own_seed}-{ordinal}")
     while True:
         piles = [rng.randint(1, options.max_objects) for _ in range(options.num_piles)]
-        if balance(piles) and split_of(piles) is split:
+        if balance(piles) and split_of_start(piles) is split:
             return Task("nim", split, ordinal, {"piles": piles})
 
 
@@ -43,7 +43,18 @@ def balance(piles: Sequence[int]) -> int:
     return reduce(xor, piles, 0)
 
 
-def split_of(piles: Sequence[int]) -> Split:
+def best_move(piles: Mapping[Pile, int]) -> tuple[Pile, int]:
+    """Pile and number of objects that leave `balance` zero; one of the largest pile where that cannot be done.
+
+    Example: of ``{"a": 3, "b": 5}`` it is ``("b", 2)``.
+    """
+    unbalanced = balance(list(piles.values()))
+    for pile, number in piles.items():
+        if number ^ unbalanced < number:
+            return pile, number - (number ^ unbalanced)
+    return max(piles, key=lambda pile: piles[pile]), 1
+
+
+def split_of_start(piles: Sequence[int]) -> Split:
     """Where a start position belongs, in whatever order its piles are."""
-    digest = zlib.crc32(" ".join(map(str, sorted(piles))).encode())
-    return Split.HELDOUT if digest % _HELDOUT_SHARE == 0 else Split.TRAIN
+    return split_of(" ".join(map(str, sorted(piles))))

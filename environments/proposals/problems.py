@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import dataclass
 
 from agentrl.types.task import Split
+from agentrl_environments.splits import split_of
 
 LABELS = "abcdefghijklmnopqrstuvwxyz"
 DIGITS = (1, 2, 3, 4)
@@ -45,7 +45,7 @@ class Problem:
     @property
     def split(self) -> Split:
         """Where it belongs: no held-out problem is ever trained."""
-        return Split.HELDOUT if zlib.crc32(self.text.encode()) % _HELDOUT_SHARE == 0 else Split.TRAIN
+        return split_of(self.text, _HELDOUT_SHARE)
 
     def is_answered_by(self, reply: str) -> bool:
         """Whether a reply ends with the answer; what it says before that is its own affair."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import random
-import zlib
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -16,9 +15,9 @@ from agentrl.types.errors import ConfigError
 from agentrl.types.task import Split, Task
 from agentrl_environments.packages import Package, PackagedOptions
 from agentrl_environments.randomness import OwnChance
+from agentrl_environments.splits import split_of
 
 PACKAGE = Package("reasoning-gym", "==0.1.25")
-_HELDOUT_SHARE = 4
 _SIZE = 64
 _MAX_DRAWS = 8
 _OF_DATASETS = "composite"
@@ -93,11 +92,6 @@ def dataset(options: ReasoningGymOptions, name: str, seed: int) -> Any:
         return factory.create_dataset(name, seed=seed, size=_SIZE, **options.generators[name].arguments)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"the arguments of {name} are wrong: {error}") from error
-
-
-def split_of(question: str) -> Split:
-    """Where a question belongs, by its text alone: one in four is held out."""
-    return Split.HELDOUT if zlib.crc32(question.encode()) % _HELDOUT_SHARE == 0 else Split.TRAIN
 
 
 def pack(entry: dict[str, Any]) -> str | dict[str, Any]:

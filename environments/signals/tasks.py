@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-import zlib
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from agentrl.config.base import ConfigModel
 from agentrl.types.task import Split, Task
+from agentrl_environments.splits import split_of
 
 OBJECTS = ("apple", "boat", "crow", "drum", "egg", "flag", "goat", "hat")
 WORDS = ("ba", "di", "fo", "gu", "ke", "lo", "mi", "nu")
-_HELDOUT_SHARE = 4
 
 
 class SignalsOptions(ConfigModel):
@@ -40,11 +39,10 @@ def sample_task(options: SignalsOptions, split: Split, ordinal: int, seed: int) 
     while True:
         candidates = rng.sample(OBJECTS[: options.num_objects], options.num_candidates)
         target = rng.choice(candidates)
-        if split_of(target, candidates) is split:
+        if split_of_game(target, candidates) is split:
             return Task("signals", split, ordinal, {"target": target, "candidates": candidates})
 
 
-def split_of(target: str, candidates: list[str]) -> Split:
+def split_of_game(target: str, candidates: list[str]) -> Split:
     """Where a game belongs: no training game has its target among the same objects in the same order."""
-    digest = zlib.crc32(" ".join([target, *candidates]).encode())
-    return Split.HELDOUT if digest % _HELDOUT_SHARE == 0 else Split.TRAIN
+    return split_of(" ".join([target, *candidates]))

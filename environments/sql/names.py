@@ -7,10 +7,10 @@ single word is: what must generalise is reading and copying, not a vocabulary. R
 
 from __future__ import annotations
 
-import zlib
 from functools import cache
 
 from agentrl.types.task import Split
+from agentrl_environments.splits import split_of
 
 FIRST_WORDS = tuple(
     "net gross unit base peak mean last next main side home away early late daily total "
@@ -25,11 +25,6 @@ PEOPLE = tuple(
     "ada bob cora dan eva finn gwen hugo iris jack kira leo mona ned olga paul quin rosa seth tara "
     "uma vera wade yuri".split()
 )
-
-
-def split_of(text: str) -> Split:
-    """The split that owns a name or a row: one in four is held out."""
-    return Split.HELDOUT if zlib.crc32(text.encode()) % 4 == 0 else Split.TRAIN
 
 
 @cache

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from agentrl.config.base import ConfigModel
 from agentrl.types.task import Split, Task
-from agentrl_environments.sql.names import PEOPLE, identifiers, split_of
+from agentrl_environments.splits import split_of
+from agentrl_environments.sql.names import PEOPLE, identifiers
 
 NUM_COLUMNS = 3
 

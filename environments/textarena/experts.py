@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import xor
 
 from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split, Task
+from agentrl_environments.nim.tasks import best_move
 from agentrl_environments.textarena.games import TextArenaOptions, game_of
 
 _BOUNDS = re.compile(r"between (\d+) and (\d+)")
@@ -55,11 +54,7 @@ def _leave_balance(messages: Sequence[Message]) -> str:
     """Leave piles whose exclusive or is zero, from where the other player cannot win; one object if there is no way."""
     shown = _PILE.findall(messages[-1].content)
     piles = {int(number): int(amount) for number, amount in shown}  # the last that is said of a pile holds
-    balance = reduce(xor, piles.values())
-    for number, amount in piles.items():
-        if amount ^ balance < amount:
-            return f"[{number} {amount - (amount ^ balance)}]"
-    return f"[{max(piles, key=lambda number: piles[number])} 1]"
+    return "[{} {}]".format(*best_move(piles))
 
 
 _PLAYERS = {"GuessTheNumber": _halve, "Nim": _leave_balance}

@@ -10,10 +10,7 @@ over the teacher's; parameters of both; `seconds` of the distillation, evaluatio
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +20,7 @@ from safetensors import safe_open
 from agentrl.orchestration.run_directory import RunDirectory
 from agentrl.telemetry.json_lines import read_json_lines
 from tests.benchmarks.report import report
+from tests.storms.agentrl_command import run_agentrl
 
 _RECIPES = Path(__file__).parents[2] / "environments" / "sql"
 
@@ -39,11 +37,11 @@ def main() -> None:
         taught = arguments.teacher or _play_demo(folder, seed)
         teacher, student = RunDirectory.open(taught).newest_model("main"), folder / "student"
         made = [f"output={student}", f"model.tokenizer={teacher}", f"seed={seed}"]
-        _call("warmstart", str(_RECIPES / "student.toml"), *made)
+        run_agentrl("warmstart", str(_RECIPES / "student.toml"), *made)
         models = [f"policies.student.model={student}", f"policies.teacher.model={teacher}"]
         began = time.monotonic()
         runs = [f"runs_folder={folder / 'runs'}", f"seed={seed}", *arguments.overrides]
-        _call("train", str(_RECIPES / "distill.toml"), *models, *runs)
+        run_agentrl("train", str(_RECIPES / "distill.toml"), *models, *runs)
         success = _successes(folder / "runs" / f"sql-distill-seed{seed}")
         report(
             "distillation",
@@ -59,15 +57,8 @@ def main() -> None:
 
 
 def _play_demo(folder: Path, seed: int) -> Path:
-    _call("demo", "--seed", str(seed), "--models", str(folder / "models"), f"runs_folder={folder / 'runs'}")
+    run_agentrl("demo", "--seed", str(seed), "--models", str(folder / "models"), f"runs_folder={folder / 'runs'}")
     return folder / "runs" / f"sql-demo-seed{seed}"
-
-
-def _call(*arguments: str) -> None:
-    """Run the program, its output on stderr beside ours."""
-    done = subprocess.run([sys.executable, "-m", "agentrl.cli.main", *arguments], stdout=sys.stderr, check=False)
-    if done.returncode:
-        raise SystemExit(f"agentrl {json.dumps(arguments)} ended with {done.returncode}")
 
 
 def _successes(run: Path) -> list[float]:

@@ -5,9 +5,7 @@ Figures: `solver_before` and `solver_after`, the solver's success on fixed held-
 some of four attempts of the solver of that moment get right, and some not; `in_band_of_valid`, the same of valid
 proposals alone, in the first and the last five steps of training; `steps` and mean `staleness` of each policy.
 
-Latencies are those of training, in seconds: `latency_s` has p50 and p90 of a reply by agent, and of the `joint`
-episode from its first prompt to its end, in which the agents act one after the other; `p90_joint_over_single` is its
-p90 over that of a single agent's reply.
+Latencies are those of training, as `latencies` has them; the agents of an episode act one after the other.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from pathlib import Path
 
 from tests.benchmarks.report import report
 from tests.storms import proposer_and_solver as pair
+from tests.storms.agent_latencies import latencies
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
         began = time.monotonic()
         pair.make(folder, arguments.seed)
         run = pair.train(folder, arguments.seed, arguments.overrides)
-        figures = {**pair.learning(run), **pair.latencies(run)}
+        figures = {**pair.learning(run), **latencies(run)}
         report("proposer_solver", **figures, seconds=round(time.monotonic() - began, 1), seed=arguments.seed)
 
 

@@ -10,6 +10,7 @@ from agentrl.journal.archive_names import archive_files
 from agentrl_environments.proposals.environment import PROPOSER, SOLVERS
 from tests.integration import runs
 from tests.storms import proposer_and_solver as pair
+from tests.storms.agent_latencies import latencies
 
 pytestmark = pytest.mark.long
 STEPS = 3
@@ -32,7 +33,7 @@ def test_proposer_and_solver_are_trained_each_by_its_own_rewards_and_the_report_
         right = [episode.agent_rewards[solver] for solver in SOLVERS]
         assert episode.agent_rewards[PROPOSER] == episode.metrics["valid"] * (0 < sum(right) < len(SOLVERS))
     assert all(row.get("solver/trainer/fresh_gap_max_nats", 0.0) < 1e-3 for row in runs.metrics(run))
-    figures = pair.learning(run) | pair.latencies(run)
+    figures = pair.learning(run) | latencies(run)
     assert figures["steps"] == {"proposer": STEPS, "solver": STEPS}
     assert {*figures["latency_s"]} == {PROPOSER, *SOLVERS, "joint"}
     assert figures["p90_joint_over_single"] > 1

@@ -11,7 +11,7 @@ from agentrl.types.message import Message, Role
 from agentrl.types.task import Split, Task
 from agentrl_environments.nim.environment import FIRST, SECOND, NimEnvironment, parse_move
 from agentrl_environments.nim.experts import act_beginner, act_gold
-from agentrl_environments.nim.tasks import NimOptions, balance, sample_task, split_of
+from agentrl_environments.nim.tasks import NimOptions, balance, sample_task, split_of_start
 
 GAME = Task("nim", Split.TRAIN, 0, {"piles": [3, 5]})
 
@@ -105,4 +105,4 @@ def test_no_held_out_start_is_a_training_start_in_whatever_order_and_all_can_be_
     assert balance(held.payload["piles"])
     trained = {tuple(sorted(sample_task(options, Split.TRAIN, n, seed).payload["piles"])) for n in range(60)}
     assert tuple(sorted(held.payload["piles"])) not in trained
-    assert split_of(held.payload["piles"][::-1]) is Split.HELDOUT
+    assert split_of_start(held.payload["piles"][::-1]) is Split.HELDOUT

@@ -8,10 +8,11 @@ from agentrl.envs.definition import load_environment
 from agentrl.types.errors import ConfigError
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Split
+from agentrl_environments.splits import split_of
 from agentrl_environments.sql import definition
 from agentrl_environments.sql.database import Database
 from agentrl_environments.sql.experts import EXPERTS
-from agentrl_environments.sql.names import FIRST_WORDS, SECOND_WORDS, identifiers, split_of
+from agentrl_environments.sql.names import FIRST_WORDS, SECOND_WORDS, identifiers
 from agentrl_environments.sql.tasks import KINDS, SqlOptions, build_problem, sample_task
 from tests.expert_play import mean_reward
 
