@@ -52,7 +52,7 @@ def learning(run: Path) -> dict[str, Any]:
 
 
 def _in_band_of_valid(run: Path) -> list[float]:
-    """Of valid proposals those in the band, in the first and the last steps of training."""
+    """Of valid proposals those in the band, in the first and the last steps of training; empty if none was valid."""
     shares: dict[int, list[float]] = {}
     for path in archive_files(run / "episodes"):
         table = pq.read_table(path, columns=["metrics", "step", "outcome"])
@@ -61,6 +61,8 @@ def _in_band_of_valid(run: Path) -> list[float]:
             if row["outcome"] == "trained" and metrics.get("valid"):
                 shares.setdefault(row["step"], []).append(metrics["in_band"])
     steps = sorted(shares)
+    if not steps:
+        return []
     return [_mean([s for step in of for s in shares[step]]) for of in (steps[:_WINDOW_STEPS], steps[-_WINDOW_STEPS:])]
 
 
