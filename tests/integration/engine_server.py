@@ -154,6 +154,12 @@ class EngineCalls:
         if (await self.info())["weight_version"] != FIRST_VERSION:
             await self.load(self.server.model, FIRST_VERSION)
 
+    async def flush(self) -> None:
+        """Empty the cache, once nothing runs: an answer comes a moment before the engine has done with its request."""
+        async with asyncio.timeout(_DEADLINE_S):
+            while (await self.post("/flush_cache")).status_code != 200:
+                await asyncio.sleep(0.002)
+
     async def load(self, folder: Path, version: str, **more: Any) -> dict[str, Any]:
         body = {"model_path": str(folder), "weight_version": version, "abort_all_requests": False} | more
         return await self.ok("/update_weights_from_disk", **body)

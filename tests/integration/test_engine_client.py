@@ -130,7 +130,7 @@ async def test_a_cancelled_call_is_aborted_inside_the_engine(engine: EngineCalls
     with pytest.raises(asyncio.CancelledError):
         await task
     await engine.wait_for(running=0, waiting=0)
-    again = await client.generate(_request("cancelled-0001", 3, temperature=0.1))
+    again = await client.generate(_request("cancelled-0002", 3, temperature=0.1))
     assert len(again.token_ids) == 3
     await client.close()
 

@@ -53,7 +53,7 @@ async def test_continuing_from_prompt_and_partial_output_draws_the_tokens_of_the
 async def test_deterministic_results_do_not_depend_on_what_else_runs(exact_engine: EngineCalls) -> None:
     sampling = {"max_new_tokens": 40, "temperature": 0.9, "sampling_seed": 2**63 - 1, "ignore_eos": True}
     alone = await exact_engine.generate(PROMPT, **sampling)
-    await exact_engine.ok("/flush_cache")
+    await exact_engine.flush()
     others = [exact_engine.start([10 + n] * (1 + 9 * n), max_new_tokens=10 + 7 * n, ignore_eos=True) for n in range(9)]
     crowded = await exact_engine.generate(PROMPT, **sampling)
     await asyncio.gather(*others)
@@ -82,7 +82,7 @@ async def test_a_deterministic_continuation_is_bit_identical(exact_engine: Engin
     whole = await exact_engine.generate(PROMPT, max_new_tokens=LONG, **sampling)
     partial = await _interrupt(exact_engine, 8, max_new_tokens=LONG, **sampling)
     done = partial["output_ids"]
-    await exact_engine.ok("/flush_cache")
+    await exact_engine.flush()
     rest = await exact_engine.generate(PROMPT + done, max_new_tokens=LONG - len(done), **sampling)
     assert done + rest["output_ids"] == whole["output_ids"]
     assert logprobs_of(partial) + logprobs_of(rest) == logprobs_of(whole)

@@ -44,7 +44,7 @@ async def test_an_in_place_load_that_flushes_is_refused_before_or_after_it_chang
     await engine.ok("/abort_request", abort_all=True)
     await engine.ok("/continue_generation")
     await task
-    assert (await engine.post("/flush_cache")).status_code == 200
+    await engine.flush()
     answer = await engine.generate(PROMPT, max_new_tokens=10, ignore_eos=True)
     served = engine.server.model if engine.server.traits.refuses_before_loading else engine.server.other_model
     assert logprobs_of(answer) == pytest.approx(reference.sampled(served, PROMPT, answer["output_ids"]), abs=1e-3)
