@@ -20,8 +20,8 @@ definition = EnvironmentDefinition(
     options=ProposalsOptions,
     experts={
         "gold": Expert("proposes problems of any length, solves without a mistake", act_gold),
-        "careless": Expert("as gold, with slips in the working: the longer, the more often wrong", act_careless),
-        "timid": Expert("as gold, with proposals that are short or not valid", act_timid),
+        "careless": Expert("as gold, with slips in the working of long problems: the longer, the more often wrong", act_careless),
+        "timid": Expert("as gold, with proposals most of which are short, and some not valid", act_timid),
     },
     agents=(PROPOSER, *SOLVERS),
     words=tuple(LABELS),
