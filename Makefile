@@ -28,7 +28,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without compiled files every process of a run would compile torch and transformers anew, most of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray test-jobs test-crds gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 self-play clean
+.PHONY: help demo test test-long sglang-cpu test-sglang test-docker test-ray test-jobs test-crds gpu-wheels test-adapters test-agents components test-gpu bench-gpu lint bench smollm2 self-play proposer-solver clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / - /'
@@ -217,6 +217,13 @@ self-play: $(VENV)/.installed                             ## a policy learns a g
 	@$(BIN)/agentrl warmstart environments/nim/warmstart.toml output=models/nim-seed$(SEED) seed=$(SEED)
 	@$(BIN)/agentrl train environments/nim/nim.toml seed=$(SEED) \
 		policies.main.model=models/nim-seed$(SEED) policies.opponent.model=models/nim-seed$(SEED)
+
+proposer-solver: $(VENV)/.installed                       ## a proposer and its solver, two policies, learn from each other; SEED=n
+	@rm -rf models/proposals-proposer-seed$(SEED) models/proposals-solver-seed$(SEED)
+	@$(BIN)/agentrl warmstart environments/proposals/proposer.toml output=models/proposals-proposer-seed$(SEED) seed=$(SEED)
+	@$(BIN)/agentrl warmstart environments/proposals/solver.toml output=models/proposals-solver-seed$(SEED) seed=$(SEED)
+	@$(BIN)/agentrl train environments/proposals/proposals.toml seed=$(SEED) \
+		policies.proposer.model=models/proposals-proposer-seed$(SEED) policies.solver.model=models/proposals-solver-seed$(SEED)
 
 clean:           ## remove what make made
 	rm -rf $(VENV) $(AGENTS_VENV) $(SGLANG_VENV) $(GPU_VENV) $(TRL_VENV) $(OPENENV_VENVS) $(SCHEMATHESIS_VENV) $(VERIFIERS_VENV) $(LEGACY_VERIFIERS_VENV) $(PACKAGES_VENV) wheels models runs build dist *.egg-info

@@ -88,7 +88,7 @@ class Recorder:
         names = list(environments)
         self.numbers = StepNumbers(names)
         self._sinks = SinkSet([*self._files, self.numbers])
-        self._tallies = {name: Tally(metric_prefix(name, names), environments[name]) for name in names}
+        self._tallies = {name: Tally(name, metric_prefix(name, names), environments[name]) for name in names}
 
     def outcomes(self, policy: str) -> Mapping[str, int]:
         """How many of a policy's episodes ended in which way, since the process began."""
@@ -162,7 +162,7 @@ class Recorder:
 
     async def record_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation and draw the curve anew."""
-        tally = self._tallies.get(evaluation.policy, Tally(""))
+        tally = self._tallies.get(evaluation.policy, Tally(evaluation.policy, ""))
         self._sinks.write(evaluation.version.step, tally.named(evaluation.metrics()))
         for episode in evaluation.sample:
             self._heldout_episodes.append(_for_people(episode))

@@ -18,12 +18,13 @@ def metric_prefix(policy: str, policies: Collection[str]) -> str:
 class Tally:
     """Counts between two steps of one policy; `prefix` begins the names of its metrics.
 
-    Episodes of other environments than those that it is trained in do not count. With several environments there are
-    counts of each, under ``environment/NAME/``. `outcomes` and `failures` count episodes since the process began.
+    Episodes of other environments than those that it is trained in do not count. An episode's reward is that of the
+    agents that act by the policy, their mean if there are several. With several environments there are counts of each,
+    under ``environment/NAME/``. `outcomes` and `failures` count episodes since the process began.
     """
 
-    def __init__(self, prefix: str, environments: Collection[str] = ()) -> None:
-        self.prefix, self.environments = prefix, tuple(environments)
+    def __init__(self, policy: str, prefix: str, environments: Collection[str] = ()) -> None:
+        self.policy, self.prefix, self.environments = policy, prefix, tuple(environments)
         self._counts: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
@@ -56,8 +57,8 @@ class Tally:
             self._counts[f"program/{name}"] += count
         self._failed[environment] += episode.failure is not None
         rewards = self._rewards.setdefault(environment, [])
-        if episode.reward is not None:
-            rewards.append(episode.reward)
+        if own := episode.rewards_of(self.policy):
+            rewards.append(sum(own.values()) / len(own))
 
     def add_publication(self, receipts: Sequence[Receipt]) -> None:
         """Count a publication."""

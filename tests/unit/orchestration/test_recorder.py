@@ -13,11 +13,12 @@ from agentrl.buffer.ledger import Ledger
 from agentrl.orchestration.evaluation import Evaluation
 from agentrl.orchestration.recorder import Recorder, SilentObserver
 from agentrl.orchestration.run_directory import RunDirectory
+from agentrl.orchestration.tally import Tally
 from agentrl.telemetry.json_lines import JsonLines
 from agentrl.telemetry.sinks import JsonlSink
 from agentrl.testing.builders import InstantTasks, build_episode, build_ticket
 from agentrl.types.batch import Receipt, StepReport
-from agentrl.types.episode import Episode, StopReason
+from agentrl.types.episode import Agent, Episode, StopReason
 from agentrl.types.errors import Boundary, Failure, StorageError
 from agentrl.types.task import Split, Task
 from agentrl.types.version import PolicyVersion
@@ -156,6 +157,16 @@ async def test_of_several_environments_each_has_its_counts_and_others_than_the_p
     await buffer.trained("main", V0.next())
     recorder.finish_ledger({"main": 1})
     assert [line["environment"] for line in rows(run.path / "ledger.jsonl")] == ["sql", "sql", "web", "web"]
+
+
+@pytest.mark.parametrize(("policy", "mean"), [("proposer", 1.0), ("solver", 0.25)])
+def test_a_policys_reward_is_that_of_its_own_agents(policy, mean):
+    agents = (Agent("writer", "proposer"), Agent("first", "solver"), Agent("second", "solver"))
+    rewards = {"writer": 1.0, "first": 0.5, "second": 0.0}
+    episode = replace(build_episode(build_ticket("one"), [(2, 0)], 0.5), agents=agents, agent_rewards=rewards)
+    tally = Tally(policy, "", [episode.ticket.environment])
+    tally.add(episode)
+    assert tally.take()["rollout/reward_mean"] == mean
 
 
 async def test_counts_begin_anew_after_each_step(run, recorder):
