@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from renderers import ParsedToolCall
 
 from agentrl.tokens.quoting import Quoting
@@ -35,7 +36,10 @@ def message_dicts(messages: Sequence[Message], quoting: Quoting, earlier: Sequen
 def parsed_call_dicts(parsed: Sequence[ParsedToolCall]) -> list[Any]:
     """The calls of a reply in this form, under the ids that the policy itself wrote, if it did."""
     return [
-        {"id": call.id or f"functions.{_name(call)}:{n}", "function": {"name": _name(call)}}
+        {
+            "id": call.id if call.id and _fault_of(call.id) is None else f"functions.{_name(call)}:{n}",
+            "function": {"name": _name(call)},
+        }
         for n, call in enumerate(parsed)
     ]
 
@@ -52,16 +56,29 @@ def tool_dicts(tools: Sequence[ToolSpec], quoting: Quoting) -> list[Any] | None:
 def to_call(parsed: ParsedToolCall, call_id: str) -> ToolCall:
     """A call as a renderer read it, under our own id."""
     name = _name(parsed)
-    if parsed.status == "ok" and name and isinstance(parsed.arguments, dict):
-        return ToolCall(call_id, name, parsed.arguments)
     if parsed.status != "ok":
         return ToolCall(call_id, name, {}, str(parsed.status), parsed.raw)
+    if (fault := _fault_of(parsed.arguments)) is not None:
+        return ToolCall(call_id, name, {}, fault, parsed.raw)
+    if name and isinstance(parsed.arguments, dict):
+        return ToolCall(call_id, name, parsed.arguments)
     return ToolCall(call_id, name, {}, "arguments_not_an_object" if name else "missing_name", parsed.raw)
 
 
 def _name(parsed: ParsedToolCall) -> str:
     # Renderers pass on whatever a policy wrote where the name belongs, an object or a number too.
-    return parsed.name if isinstance(parsed.name, str) else ""
+    return parsed.name if isinstance(parsed.name, str) and _fault_of(parsed.name) is None else ""
+
+
+def _fault_of(value: object) -> str | None:
+    """Why a journal could not hold a JSON value that a policy wrote: ``"\\ud800"`` is read as half a character."""
+    try:
+        msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        return "arguments_no_unicode"
+    except OverflowError:
+        return "arguments_number_too_large"
+    return None
 
 
 def _message_dict(message: Message, quoting: Quoting, calls: list[Any], answered: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class ToolCall:
     """One tool call as the policy wrote it.
 
     `error` is None for a call that parsed. Otherwise it says what was wrong (``invalid_json``,
-    ``unclosed_block``, ``missing_name``), `arguments` is empty and `raw` holds the text.
+    ``missing_name``, ``arguments_number_too_large``), `arguments` is empty and `raw` holds the text.
 
     Example: ``ToolCall("call-0", "query", {"sql": "SELECT 1"})``.
     """

@@ -82,6 +82,17 @@ def test_a_reply_that_was_cut_off_gets_the_close_that_the_format_requires(chat):
         ('<tool_call>\n{"name": 7, "arguments": {}}\n</tool_call><|im_end|>', "", "missing_name"),
         ('<tool_call>\n{"name": "", "arguments": {}}\n</tool_call><|im_end|>', "", "missing_name"),
         ('<tool_call>\n{"name": "query", "arguments": 3}\n</tool_call><|im_end|>', "query", "arguments_not_an_object"),
+        (
+            '<tool_call>\n{"name": "query", "arguments": {"sql": ["\\ud800"]}}\n</tool_call><|im_end|>',
+            "query",
+            "arguments_no_unicode",
+        ),
+        (
+            '<tool_call>\n{"name": "query", "arguments": {"limit": 1' + "0" * 30 + "}}\n</tool_call><|im_end|>",
+            "query",
+            "arguments_number_too_large",
+        ),
+        ('<tool_call>\n{"name": "\\udfff", "arguments": {}}\n</tool_call><|im_end|>', "", "missing_name"),
     ],
 )
 def test_a_malformed_call_is_a_call_that_says_what_is_wrong(chat, text, name, error):
