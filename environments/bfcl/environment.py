@@ -128,7 +128,9 @@ class BfclEnvironment:
             return f"error: the tool call is malformed ({call.error})"
         self._num_calls += 1
         if call.name not in self._apis.functions:
-            result = f"error: no tool '{call.name}'; there is {', '.join(self._apis.functions)}"
+            hidden = {name for turn, names in self._scenario.missing.items() if turn > self._turn for name in names}
+            shown = (name for name in self._apis.functions if name not in hidden)
+            result = f"error: no tool '{call.name}'; there is {', '.join(shown)}"
         else:
             result = self._apis.call(call.name, (), call.arguments)
         self._results.append(result)

@@ -18,6 +18,8 @@ GYMNASIUM = Package("gymnasium", "==1.4.*")
 GEM = Package("gem-llm", "==0.1.0", "--no-deps")
 GEM_NEEDS = Package("reasoning-gym", "==0.1.25")
 _NUM_NAMES = 12
+_SMALLEST_LAKE = 2
+_JUDGED_BY_REASONING_GYM = "rg:"
 
 
 def open_game(options: GymOptions, seed: int) -> TextGame:
@@ -82,6 +84,8 @@ def _with_map(options: GymOptions, seed: int) -> dict[str, Any]:
     lake = GYMNASIUM.load("gymnasium.envs.toy_text.frozen_lake", options)
     given = dict(options.arguments)
     size = given.pop("size", 8 if "8x8" in options.game else 4)
+    if type(size) is not int or size < _SMALLEST_LAKE:  # a map of one field is drawn for ever
+        raise ConfigError(f"the size of {options.game} is a number of fields, {_SMALLEST_LAKE} at least, not {size!r}")
     return {**given, "desc": lake.generate_random_map(size=size, seed=seed)}
 
 
@@ -98,6 +102,10 @@ def _open_gem(options: GymOptions) -> StringGame:
     known = GEM.load("gem.envs.registration", options).ENV_REGISTRY
     if options.game not in known:
         raise ConfigError(f"gem has no game '{options.game}'{_near(options.game, known)}")
+    if options.game.startswith(_JUDGED_BY_REASONING_GYM):
+        raise ConfigError(
+            f"{options.game} would have its answers evaluated as Python; play it by the environment reasoning_gym"
+        )
     made = _made(options.game, lambda: gem.make(options.game, **options.arguments))
     return StringGame(options.game, made, options.instructions, with_suffix=True)
 
@@ -107,11 +115,13 @@ def _made(game: str, make: Callable[[], Any], *refusals: type[Exception]) -> Any
     lacking: tuple[type[Exception], ...] = (ImportError, LookupError, *refusals)
     try:
         return make()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"{game} cannot be made with these arguments: {error}") from error
     except lacking as error:
         said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{game} needs what is not installed, or a download of its own: {said}") from error
+        raise ConfigError(
+            f"{game} cannot be made: it lacks a package or a download of its own, or has no such argument: {said}"
+        ) from error
 
 
 def _factory(target: str) -> Any:

@@ -31,23 +31,33 @@ def may_judge(generator: str, answer: str) -> bool:
     """
     if generator not in LISTS | ARITHMETIC | FORMULAS:
         return True
-    tree = _tree(answer)
+    # Before it is read: what is too deep for `ast.parse` at one depth of the stack may be evaluated at another.
+    if len(answer) > _MAX_CHARACTERS:
+        return False
+    try:
+        tree = _tree(answer)
+    except (RecursionError, MemoryError):
+        return False
     if generator in LISTS:
         # A name alone is looked up, which does nothing; what is no expression cannot be evaluated.
         is_word = tree is not None and isinstance(tree.body, ast.Name)
         return tree is None or is_word or all(isinstance(node, _LIST_NODES) for node in ast.walk(tree))
     # sympy's syntax is wider than Python's, so that what is no expression of Python may be one of its.
-    if tree is None or len(answer) > _MAX_CHARACTERS:
+    if tree is None:
         return False
     is_known = _is_arithmetic if generator in ARITHMETIC else _is_of_formula
     return all(is_known(node) for node in ast.walk(tree)) and _powers(tree) <= _MAX_POWERS_IN_POWERS
 
 
 def _tree(text: str) -> ast.Expression | None:
-    """The text as an expression of Python; None if it is none."""
+    """The text as an expression of Python; None if it is none.
+
+    Raises:
+        RecursionError, MemoryError: it is too deep to be read.
+    """
     try:
         return ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError):
         return None
 
 

@@ -56,8 +56,8 @@ def check_generators(options: ReasoningGymOptions) -> None:
 def sample_task(options: ReasoningGymOptions, split: Split, ordinal: int, seed: int) -> Task:
     """The task of that ordinal; held-out tasks are the same whatever the run's seed, and no question is of both splits.
 
-    The question and its answer are in the payload: some generators draw by Python's hash of strings, and would ask
-    otherwise in another process.
+    The question and its answer are in the payload: isomorphic_strings, polynomial_multiplication, ransom_note and
+    word_ladder draw by Python's hash of strings too, and ask otherwise in another process unless PYTHONHASHSEED is set.
 
     Raises:
         ConfigError: the generator has too few questions for two splits.

@@ -161,7 +161,8 @@ async def test_a_missing_function_is_not_shown_before_the_turn_that_brings_it(tm
     async with hosting(tmp_path) as host, host.open(task_of("multi_turn_miss_func_0")) as environment:
         opening = await environment.start()
         names = {tool.name for tool in opening.tools}
-        assert "sort" not in names or "mv" not in names or "diff" not in names
+        unknown = await environment.step(calling(("no_such_function", {})))
+        told = unknown.messages[0].content
         said = []
         while not (result := await environment.step(Message(Role.ASSISTANT, "I cannot."))).is_done:
             said += [message.content for message in result.messages]
@@ -169,6 +170,7 @@ async def test_a_missing_function_is_not_shown_before_the_turn_that_brings_it(tm
         shown = {json.loads(line)["name"] for line in brought.splitlines()[:-1]}
         assert shown
         assert shown.isdisjoint(names)
+        assert not [name for name in shown if name in told.partition("there is ")[2].split(", ")]
 
 
 async def test_what_cannot_be_called_is_an_observation_and_text_is_never_evaluated(tmp_path):

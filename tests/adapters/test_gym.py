@@ -66,6 +66,9 @@ async def test_a_function_makes_a_game_and_a_reward_that_is_no_number_is_named(t
     ("options", "message"),
     [
         ({"game": "FrozenLak-v1"}, "gymnasium has no game 'FrozenLak-v1'.*FrozenLake-v1"),
+        ({"source": "gem", "game": "rg:n_queens"}, "answers evaluated as Python; play it by the environment reasoning"),
+        ({"arguments": {"size": 1}}, "a number of fields, 2 at least, not 1"),
+        ({"arguments": {"map_name": "9x9"}}, "has no such argument: '9x9'"),
         ({"source": "gem", "game": "game:Mastermnd"}, "gem has no game 'game:Mastermnd'.*game:Mastermind-v0"),
         ({"source": "factory", "game": "no_such:make"}, "no_such:make cannot be imported"),
         ({"game": "Taxi-v4", "arguments": {"colour": 1}}, "Taxi-v4 cannot be made with these arguments"),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl_environments.reasoning_gym.answers import may_judge
+from agentrl_environments.reasoning_gym.answers import LISTS, may_judge
 from agentrl_environments.reasoning_gym.tasks import pack, unpack
 
 
@@ -52,6 +52,14 @@ def test_answers_of_the_right_form_are_judged(generator, answer):
 )
 def test_programs_and_numbers_without_end_are_not_judged(generator, answer):
     assert not may_judge(generator, answer)
+
+
+@pytest.mark.parametrize("generator", sorted(LISTS))
+@pytest.mark.parametrize("link", ["-", "+", "not ", "~"])
+def test_no_chain_that_is_too_deep_to_be_read_is_judged(generator, link):
+    # `eval` has one frame more than `ast.parse` before it gives up, so it reads some lengths that the other does not.
+    lengths = [*range(50, 2850, 40), *range(2850, 3150)]
+    assert not [n for n in lengths if may_judge(generator, f"[H.append(1),{link * n}1]")]
 
 
 def test_a_question_crosses_as_json_and_keeps_its_tuples():
