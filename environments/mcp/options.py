@@ -42,10 +42,11 @@ class McpOptions(PackagedOptions):
     judge: str | None = None
     """Function that judges, as ``module:attribute``. It takes the task's row, the answer or None, and the conversation,
     and gives a number or a `Score`. Without one the answer must be the row's, but for space around it."""
-    connect_s: Annotated[float, Field(gt=0)] = 30.0
-    """For a server to start, to greet and to list its tools; keep it below ``limits.tool_s``."""
-    call_s: Annotated[float, Field(gt=0)] = 60.0
-    """For a call to be answered; the session is given up behind it. Keep it below ``limits.tool_s``."""
+    connect_s: Annotated[float, Field(gt=0)] = 15.0
+    """For a server to start, to greet and to list its tools. Raise it for one that starts slowly, with
+    ``rollout.limits.tool_s``, which ends the worker and must be longer by the ten seconds that a session has to end."""
+    call_s: Annotated[float, Field(gt=0)] = 15.0
+    """For a call to be answered; the session is given up behind it. Raise it for slow tools, with ``tool_s``."""
 
     @model_validator(mode="after")
     def _has_one_server(self) -> McpOptions:

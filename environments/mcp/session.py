@@ -34,6 +34,7 @@ class McpSession:
         self._options = options
         self._mcp: Any = MCP.load("mcp", options)
         self._leaving = asyncio.Event()
+        self._is_connected = False
         self._holder: asyncio.Task[None] | None = None
         self._client: Any = None
         self._ended = "it was never begun"
@@ -81,15 +82,18 @@ class McpSession:
     async def close(self) -> None:
         """End the session, and the server's program with it.
 
-        Waits for: the program's end. Unblocked by: that, or ten seconds.
+        Waits for: the program's end. Unblocked by: that, or ten seconds; and as long again where it has to be cut off.
         """
         self._client = None
         self._leaving.set()
         if self._holder is None:
             return
         holder, self._holder = self._holder, None
-        await asyncio.wait({holder}, timeout=_END_S)
-        holder.cancel()
+        if self._is_connected:
+            await asyncio.wait({holder}, timeout=_END_S)
+        if not holder.done():
+            holder.cancel()
+            await asyncio.wait({holder}, timeout=_END_S)
 
     async def _given_up(self, boundary: Boundary, kind: str, message: str) -> EpisodeError:
         """The error, with the session ended behind it."""
@@ -101,6 +105,7 @@ class McpSession:
         try:
             # The older handshake gives every client a session, also by HTTP; the newer one has none.
             async with self._transport() as transport, self._client_of(transport) as client:
+                self._is_connected = True
                 if not connected.done():
                     connected.set_result(client)
                 await self._leaving.wait()

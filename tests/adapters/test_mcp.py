@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,20 @@ async def test_a_program_that_is_no_server_is_named(rows, tmp_path):
     async with playing(rows, tmp_path, command=["false"]) as (environment,):
         with pytest.raises(EpisodeError, match=r"environment\(create\): no session with false: "):
             await environment.start()
+
+
+async def test_a_program_that_never_greets_is_ended_with_the_session_that_gave_it_up(rows, tmp_path):
+    async with playing(rows, tmp_path, command=["sleep", "654321"], connect_s=1.0) as (environment,):
+        with pytest.raises(EpisodeError, match=r"timeout\(environment.start\): .* has not listed its tools within 1 s"):
+            await environment.start()
+        assert b"sleep\x00654321\x00" not in map(read_bytes, Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def read_bytes(path: Path) -> bytes:
+    """What is in a file; nothing if it is gone."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return path.read_bytes()
+    return b""
 
 
 async def test_a_program_gets_the_variables_that_are_named_and_ends_with_its_episode(rows, tmp_path, monkeypatch):
