@@ -13,7 +13,8 @@ FIRST, SECOND = "first", "second"
 
 
 class NimEnvironment:
-    """One game. A move names a pile and how many objects are taken; anything else loses the game.
+    """One game. A move names a pile and how many objects are taken; anything else loses the game, and a reply that is
+    cut by its length or a limit of turns ends it without a winner.
 
     Example: ``first`` reads ``a 3 b 5`` and says ``b 2``; ``second`` reads ``a 3 b 3`` and says ``a 3``; ``first``
     reads ``a 0 b 3``, says ``b 3`` and has won: 1.0, and 0.0 for ``second``.

@@ -24,8 +24,9 @@ class NimOptions(ConfigModel):
 
     num_piles: Annotated[int, Field(ge=2, le=len(PILES))] = 2
     """Piles at the start. Of two piles the rule is to leave them equal; of three it is harder to see."""
-    max_objects: Annotated[int, Field(ge=2, le=MAX_OBJECTS)] = 7
-    """Objects of a pile at most; more make games longer, and positions rarer."""
+    max_objects: Annotated[int, Field(ge=3, le=MAX_OBJECTS)] = MAX_OBJECTS
+    """Objects of a pile at most; more make games longer, and positions rarer. Two piles of 9 have 36 starts, 10 of them
+    held out."""
 
 
 def sample_task(options: NimOptions, split: Split, ordinal: int, seed: int) -> Task:

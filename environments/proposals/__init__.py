@@ -19,8 +19,10 @@ definition = EnvironmentDefinition(
     create=ProposalsEnvironment,
     options=ProposalsOptions,
     experts={
-        "gold": Expert("proposes problems of any length, solves without a mistake", act_gold),
-        "careless": Expert("as gold, with slips in the working of long problems: the longer, the more often wrong", act_careless),
+        "gold": Expert("proposes problems of any length, and solves all, for which a proposer has nothing", act_gold),
+        "careless": Expert(
+            "as gold, with slips in the working of long problems: the longer, the more often wrong", act_careless
+        ),
         "timid": Expert("as gold, with proposals most of which are short, and some not valid", act_timid),
     },
     agents=(PROPOSER, *SOLVERS),

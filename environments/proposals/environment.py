@@ -32,8 +32,9 @@ class ProposalsEnvironment:
     A proposal is valid if it is a sum of 2 to `max_terms` digits from 1 to 4 that begins with the task's digit, and no
     held-out problem. The proposer has 1.0 if some solvers are right and some are not (`BAND`), else 0.0; each solver
     has 1.0 if it is right. Instead of a proposal that is not valid solvers get the problem that the task brings along.
-    Those of a held-out task get that problem in any case, after the proposal, and are judged by it alone: so the
-    solver's success on held-out tasks is one on fixed problems, whatever the proposer has learned.
+    Those of a held-out task get that problem in any case, before the proposal, and are judged by it alone: so the
+    solver's success on held-out tasks is one on fixed problems, whatever the proposer has learned. The proposer reads
+    one of four digits, the same ones in training and on held-out tasks.
 
     Example: the proposer reads ``3`` and writes ``3+4+4``; each solver reads ``a3b4c4``; one says ``a3=3b4=7c4=1``, and
     three say ``a3=3b4=8c4=2``: the share is 0.25, so the proposer has 1.0, one solver 1.0, the others 0.0.
@@ -45,25 +46,27 @@ class ProposalsEnvironment:
         self._given = _known(task.payload["given"])
         self._is_heldout = task.split is Split.HELDOUT
         self._proposal: Problem | None = None
-        self._waiting: deque[_Attempt] | None = None
+        self._waiting = deque[_Attempt]()
+        self._has_proposed = False
         self._is_right: dict[_Attempt, bool] = {}
 
     async def start(self) -> Opening:
-        """Tell the proposer what to begin with."""
-        return Opening((Message(Role.USER, str(self._first)),), agent=PROPOSER)
+        """Tell the proposer what to begin with; on a held-out task, ask the first solver."""
+        if self._is_heldout:
+            self._waiting.extend(self._attempts_at(self._given))
+        asked = self._asked()
+        return Opening(asked.messages, agent=asked.agent)
 
     async def step(self, action: Message) -> StepResult:
-        """Read the proposal, or an answer to the problem that was asked last; then ask the next solver."""
-        if self._waiting is None:
-            self._proposal = self._read(action.content)
-            self._waiting = deque(self._attempts())
-        else:
+        """Read an answer to the problem that was asked last, or the proposal; then ask the next agent."""
+        if self._waiting:
             attempt = self._waiting.popleft()
             self._is_right[attempt] = attempt.problem.is_answered_by(action.content)
-        if not self._waiting:
-            return StepResult(is_done=True)
-        asked = self._waiting[0]
-        return StepResult((Message(Role.USER, asked.problem.asked),), agent=asked.solver)
+        else:
+            self._has_proposed = True
+            self._proposal = self._read(action.content)
+            self._waiting.extend(self._attempts_behind_proposal())
+        return self._asked()
 
     async def score(self) -> Score:
         """The share of solvers who are right, and the rewards of all; attempts that were not made count as wrong."""
@@ -87,10 +90,22 @@ class ProposalsEnvironment:
             return None
         return found if FEWEST_TERMS <= len(found.terms) <= self._options.max_terms else None
 
-    def _attempts(self) -> list[_Attempt]:
-        proposed = [_Attempt(solver, self._proposal, True) for solver in SOLVERS] if self._proposal is not None else []
-        given = [_Attempt(solver, self._given, False) for solver in SOLVERS]
-        return [*proposed, *given] if self._is_heldout else proposed or given
+    def _asked(self) -> StepResult:
+        """What the agent reads whose turn it is."""
+        if self._waiting:
+            attempt = self._waiting[0]
+            return StepResult((Message(Role.USER, attempt.problem.asked),), agent=attempt.solver)
+        if self._has_proposed:
+            return StepResult(is_done=True)
+        return StepResult((Message(Role.USER, str(self._first)),), agent=PROPOSER)
+
+    def _attempts_behind_proposal(self) -> list[_Attempt]:
+        if self._proposal is not None:
+            return self._attempts_at(self._proposal, is_proposed=True)
+        return [] if self._is_heldout else self._attempts_at(self._given)
+
+    def _attempts_at(self, problem: Problem, is_proposed: bool = False) -> list[_Attempt]:
+        return [_Attempt(solver, problem, is_proposed) for solver in SOLVERS]
 
     def _is_judged(self, attempt: _Attempt) -> bool:
         """Whether a solver's reward goes by the attempt."""

@@ -18,7 +18,8 @@ class ProposalsOptions(ConfigModel):
     """How hard problems can become."""
 
     max_terms: Annotated[int, Field(ge=_FEWEST_GIVEN, le=len(LABELS))] = 20
-    """Digits that a problem may have; it has 2 at least. Raise it where the solver no longer errs in the longest."""
+    """Digits that a problem may have; it has 2 at least. Raise it where the solver no longer errs in the longest, with
+    max_reply_tokens (4 a digit), max_context_tokens and the models' context_tokens (6 a digit, and the chat's own)."""
 
 
 def sample_task(options: ProposalsOptions, split: Split, ordinal: int, seed: int) -> Task:

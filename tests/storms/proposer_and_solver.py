@@ -20,18 +20,26 @@ _WINDOW_STEPS = 5
 
 def make(folder: Path, seed: int, **overrides: str) -> None:
     """Warm-start the policies that are not in the folder yet, each with one more override of its recipe if given."""
-    for policy in _POLICIES:
-        if not (folder / policy).exists():
+    for policy, model in _models(folder, seed).items():
+        if not model.exists():
             more = [overrides[policy]] if policy in overrides else []
-            run_agentrl("warmstart", _RECIPES / f"{policy}.toml", f"output={folder / policy}", f"seed={seed}", *more)
+            run_agentrl("warmstart", _RECIPES / f"{policy}.toml", f"output={model}", f"seed={seed}", *more)
 
 
 def train(folder: Path, seed: int, overrides: Sequence[str]) -> Path:
-    """Train the policies of a folder together; the run's folder."""
-    models = [f"policies.{policy}.model={folder / policy}" for policy in _POLICIES]
-    settings = [f"runs_folder={folder / 'runs'}", f"seed={seed}", *overrides]
-    run_agentrl("train", _RECIPES / "proposals.toml", *models, *settings)
-    return folder / "runs" / f"proposals-seed{seed}"
+    """Train the policies of a folder and a seed together; the run's folder.
+
+    Raises:
+        FileExistsError: there is a run of that seed already; choose another folder.
+    """
+    run = folder / "runs" / f"proposals-seed{seed}"
+    if run.exists():
+        raise FileExistsError(f"{run} is of another run; choose another folder, or remove it")
+    models = [f"policies.{policy}.model={model}" for policy, model in _models(folder, seed).items()]
+    run_agentrl(
+        "train", _RECIPES / "proposals.toml", *models, f"runs_folder={folder / 'runs'}", f"seed={seed}", *overrides
+    )
+    return run
 
 
 def learning(run: Path) -> dict[str, Any]:
@@ -64,6 +72,10 @@ def _in_band_of_valid(run: Path) -> list[float]:
     if not steps:
         return []
     return [_mean([s for step in of for s in shares[step]]) for of in (steps[:_WINDOW_STEPS], steps[-_WINDOW_STEPS:])]
+
+
+def _models(folder: Path, seed: int) -> dict[str, Path]:
+    return {policy: folder / f"{policy}-seed{seed}" for policy in _POLICIES}
 
 
 def _series(rows: Sequence[dict[str, Any]], name: str) -> list[float]:

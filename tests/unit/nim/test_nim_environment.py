@@ -97,9 +97,11 @@ async def test_right_play_wins_every_held_out_game_and_a_beginner_against_it_har
     assert 0.3 < await wins_of_first(act_beginner, act_beginner) < 0.7
 
 
-@given(st.integers(0, 300), st.integers(0, 3), st.integers(2, 3))
-def test_no_held_out_start_is_a_training_start_in_whatever_order_and_all_can_be_won(ordinal, seed, num_piles):
-    options = NimOptions(num_piles=num_piles)
+@given(st.integers(0, 300), st.integers(0, 3), st.integers(2, 3), st.integers(3, 9))
+def test_no_held_out_start_is_a_training_start_in_whatever_order_and_all_can_be_won(
+    ordinal, seed, num_piles, max_objects
+):
+    options = NimOptions(num_piles=num_piles, max_objects=max_objects)
     held = sample_task(options, Split.HELDOUT, ordinal, seed)
     assert held == sample_task(options, Split.HELDOUT, ordinal, seed + 1)
     assert balance(held.payload["piles"])

@@ -21,7 +21,7 @@ OPTIONS = ProposalsOptions(max_terms=5)
 
 async def play(task: Task, *said: str, options: ProposalsOptions = OPTIONS) -> tuple[list[StepResult], Score]:
     environment = ProposalsEnvironment(options, task)
-    assert (await environment.start()).agent == PROPOSER
+    assert (await environment.start()).agent == (SOLVERS[0] if task.split is Split.HELDOUT else PROPOSER)
     results = [await environment.step(Message(Role.ASSISTANT, text)) for text in said]
     return results, await environment.score()
 
@@ -89,17 +89,28 @@ async def test_a_held_out_problem_is_no_valid_proposal():
 
 
 async def test_on_held_out_tasks_solvers_are_judged_by_the_problem_of_the_task_and_the_proposer_by_its_own():
-    results, score = await play(HELDOUT, "3+4+4", "1", "1", "1", "0", "4", "4", "2", "3")
-    assert asked(results) == [*((solver, "a3b4c4") for solver in SOLVERS), *((s, "a1b1") for s in SOLVERS)]
+    results, score = await play(HELDOUT, "4", "4", "2", "3", "3+4+4", "1", "1", "1", "0")
+    assert asked(results) == [
+        *((solver, "a1b1") for solver in SOLVERS[1:]),
+        (PROPOSER, "3"),
+        *((solver, "a3b4c4") for solver in SOLVERS),
+    ]
+    assert results[-1].is_done
     assert rewards(score) == [1, 0, 0, 1, 0]
     assert score.reward == 0.25
     assert score.metrics["share"] == 0.75
 
 
 async def test_a_held_out_task_without_a_valid_proposal_has_its_own_problem_solved_once_by_each():
-    results, score = await play(HELDOUT, "4+1", "2", "2", "2", "2")
-    assert asked(results) == [(solver, "a1b1") for solver in SOLVERS]
+    results, score = await play(HELDOUT, "2", "2", "2", "2", "4+1")
+    assert asked(results) == [*((solver, "a1b1") for solver in SOLVERS[1:]), (PROPOSER, "3")]
+    assert results[-1].is_done
     assert rewards(score) == [0, 1, 1, 1, 1]
+
+
+async def test_solvers_of_a_held_out_task_have_their_rewards_whatever_becomes_of_the_proposal():
+    _, score = await play(HELDOUT, "2", "2", "0", "2")
+    assert rewards(score) == [0, 1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("said", [(), ("3+4",), ("3+4", "7"), ("3+4", "7", "0", "0")])
