@@ -68,4 +68,4 @@ class SearchEnvironment(ToolEnvironment[SearchOptions]):
 
 def normalise(text: str) -> str:
     """An answer without case, final stops, and more than one space between words."""
-    return " ".join(text.casefold().split()).rstrip(".")
+    return " ".join(text.casefold().split()).rstrip(" .")

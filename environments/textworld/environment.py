@@ -18,7 +18,9 @@ INSTRUCTION = (
 )
 _MAX_CHARACTERS = 100  # of a command; the interpreter reads into a buffer of fixed size
 # Commands to the interpreter instead of the game: they write files, or undo what was scored.
-_NOT_OF_THE_GAME = frozenset("quit q restart restore save undo script transcript noscript unscript verify".split())
+_NOT_OF_THE_GAME = frozenset(
+    "quit q restart restore save undo script transcript noscript unscript verify version notify restrict tw".split()
+)
 _STATUS_LINE = re.compile(r"\s*>\s*(?:-=.*=-\s*-?\d+/-?\d+)?\s*$")
 _EMPTY_LINES = re.compile(r"\n[ \t]*\n(?:[ \t]*\n)+")
 

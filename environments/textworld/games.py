@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import os
 import tempfile
@@ -49,7 +50,13 @@ def sample_task(options: TextWorldOptions, split: Split, ordinal: int, seed: int
 
 def compiled_game(options: TextWorldOptions, seed: int) -> Path:
     """The game of a seed as the interpreter takes it, with its JSON beside it; made unless it is there."""
-    made_of = [options.num_rooms, options.num_objects, options.quest_length, seed, PACKAGE.tried]
+    made_of = [
+        options.num_rooms,
+        options.num_objects,
+        options.quest_length,
+        seed,
+        importlib.metadata.version("textworld"),
+    ]
     name = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
     folder = (cache_folder() or Path(tempfile.gettempdir()) / f"agentrl-{os.getuid()}") / "textworld" / name
     if not (folder / _GAME).exists():

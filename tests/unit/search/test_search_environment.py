@@ -59,7 +59,8 @@ async def test_an_episode_that_never_answered_scores_nothing():
 
 
 @pytest.mark.parametrize(
-    ("text", "normal"), [(" Ada  Oak.\n", "ada oak"), ("31", "31"), ("ADA\tOAK", "ada oak"), ("...", "")]
+    ("text", "normal"),
+    [(" Ada  Oak.\n", "ada oak"), ("31", "31"), ("ADA\tOAK", "ada oak"), ("Ada Oak .", "ada oak"), ("...", "")],
 )
 def test_case_spaces_and_a_final_stop_do_not_matter(text, normal):
     assert normalise(text) == normal

@@ -19,6 +19,8 @@ from agentrl_environments.textworld.games import TextWorldOptions, check_package
         ("...", None),
         ("save", None),
         ("look. Restore", None),
+        ("tw-trace-actions", None),
+        ("restrict commands", None),
         ("take manuscript", "take manuscript"),
     ],
 )
