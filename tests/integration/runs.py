@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -187,10 +187,12 @@ def halted(run: Path) -> Iterator[None]:
     """All processes of a run stand still inside, so that nothing is written while its folder is changed."""
     processes = processes_of(run)
     for pid in processes:
-        os.kill(pid, signal.SIGSTOP)
+        with suppress(ProcessLookupError):  # it has ended since it was listed
+            os.kill(pid, signal.SIGSTOP)
     yield
     for pid in processes:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def processes_are_gone(run: Path, within_s: float = 10.0) -> bool:
