@@ -79,9 +79,7 @@ class BfclEnvironment:
 
     async def start(self) -> Opening:
         """The user's first turn, and the functions that there are from the beginning."""
-        hidden = {name for names in self._scenario.missing.values() for name in names}
-        tools = tuple(spec for name, spec in self._apis.functions.items() if name not in hidden)
-        return Opening((self._said(),), tools)
+        return Opening((self._said(),), tuple(self._shown()))
 
     async def step(self, action: Message) -> StepResult:
         """Carry out the calls one after the other, or end the turn of the user."""
@@ -123,14 +121,17 @@ class BfclEnvironment:
         said = self._more_functions if text is None else text
         return Message(Role.USER, "\n".join([*map(_described, added), said]))
 
+    def _shown(self) -> list[ToolSpec]:
+        """The functions that the policy has been told of: all but those that a later turn brings."""
+        hidden = {name for turn, names in self._scenario.missing.items() if turn > self._turn for name in names}
+        return [spec for name, spec in self._apis.functions.items() if name not in hidden]
+
     def _act(self, call: ToolCall) -> str:
         if call.error is not None:
             return f"error: the tool call is malformed ({call.error})"
         self._num_calls += 1
         if call.name not in self._apis.functions:
-            hidden = {name for turn, names in self._scenario.missing.items() if turn > self._turn for name in names}
-            shown = (name for name in self._apis.functions if name not in hidden)
-            result = f"error: no tool '{call.name}'; there is {', '.join(shown)}"
+            result = f"error: no tool '{call.name}'; there is {', '.join(spec.name for spec in self._shown())}"
         else:
             result = self._apis.call(call.name, (), call.arguments)
         self._results.append(result)
