@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 # So long that it is still running when it is paused, however slow this process is meanwhile.
-LONG = {"max_new_tokens": 1000, "ignore_eos": True}
+LONG = {"max_new_tokens": 1500, "ignore_eos": True}
 
 
 def _tensors(engine: EngineCalls) -> list[tuple[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from agentrl.inference.checksum import tensor_checksum
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-NUM_TOKENS = 400  # so that calls come in time, however slow the machine is
+NUM_TOKENS = 1500  # so that calls come in time, however slow the machine is
 LONG = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
