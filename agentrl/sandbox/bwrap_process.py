@@ -9,7 +9,7 @@ import signal
 
 import msgspec
 
-from agentrl.sandbox.streams import end_process, gone
+from agentrl.sandbox.streams import gone
 from agentrl.types.errors import Boundary, EpisodeError
 
 
@@ -44,7 +44,7 @@ class RunningCommand:
         return cls(process, reader, transport, block)
 
     async def pid(self) -> int:
-        """The first process of the command's namespace, by our count. Raises EpisodeError if bwrap ended before."""
+        """The first process of the command's namespace, by our count. Raises EpisodeError if there is none."""
         line = await self._status.readline()
         found = msgspec.json.decode(line, type=_Status).child_pid if line else None
         if found is None:
@@ -93,10 +93,26 @@ class RunningCommand:
 
     async def _end_all(self, first: int) -> None:
         # Bwrap ends with its command, a moment before what that has left running.
-        await end_process(first)
+        await _end_process(first)
         await gone(self.process)
         _forget(first)
         os.close(first)
+
+
+async def _end_process(descriptor: int) -> None:
+    """Kill a process, which need not be a child, and wait until it is over; `descriptor` is one of `os.pidfd_open`.
+
+    Waits for: the end of the process, and of all in its namespace if it is the first there. Unblocked by: that, since
+    it gets SIGKILL.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _forget(orphan: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -76,22 +75,6 @@ async def gone(process: Process) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     await asyncio.gather(process.wait(), _take(process.stdout, _let_go), _take(process.stderr, _let_go))
-
-
-async def end_process(descriptor: int) -> None:
-    """Kill a process, which need not be a child, and wait until it is over; `descriptor` is one of `os.pidfd_open`.
-
-    Waits for: the end of the process, and of all in its namespace if it is the first there. Unblocked by: that, since
-    it gets SIGKILL.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, over.set)
-    try:
-        await over.wait()
-    finally:
-        loop.remove_reader(descriptor)
 
 
 async def _let_go(data: bytes) -> None:

@@ -8,9 +8,10 @@ from engine_server import EngineCalls, finish_of, logprobs_of
 from agentrl.types.errors import EngineError
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-NUM_TOKENS = 400
-LONG = {"max_new_tokens": 1000, "temperature": 0, "ignore_eos": True}  # so that calls come in time on a slow machine
-ENDLESS = {"max_new_tokens": 3000, "ignore_eos": True}
+# So many tokens that calls come in time, however slow the machine is.
+LONG = {"max_new_tokens": 1000, "temperature": 0, "ignore_eos": True}
+MOST_TOKENS = 3000
+ENDLESS = {"max_new_tokens": MOST_TOKENS, "ignore_eos": True}
 
 
 async def test_a_pause_by_abort_returns_partial_outputs_at_once(engine: EngineCalls) -> None:
@@ -18,7 +19,7 @@ async def test_a_pause_by_abort_returns_partial_outputs_at_once(engine: EngineCa
     await engine.ok("/pause_generation", mode="abort")
     answers = await asyncio.gather(*tasks)
     assert {finish_of(answer) for answer in answers} == {"abort"}
-    assert all(0 < len(answer["output_ids"]) < 3000 for answer in answers)
+    assert all(0 < len(answer["output_ids"]) < MOST_TOKENS for answer in answers)
 
 
 async def test_abort_is_the_default_and_counts_what_it_interrupted(embedded: EngineCalls) -> None:
@@ -49,7 +50,7 @@ async def test_sampled_requests_of_a_full_engine_survive_a_pause_with_their_seed
     embedded: EngineCalls, mode: str
 ) -> None:
     def start(number: int) -> asyncio.Task:
-        sampling = {"max_new_tokens": NUM_TOKENS, "sampling_seed": number, "ignore_eos": True, "logprob_start_len": 0}
+        sampling = {"max_new_tokens": 400, "sampling_seed": number, "ignore_eos": True, "logprob_start_len": 0}
         return embedded.start([10 + number] * (70 + number), **sampling)
 
     before = await asyncio.gather(*(start(n) for n in range(9)))
