@@ -10,6 +10,7 @@ from agentrl.inference.config import EmbeddedEngineConfig, SGLangEngineConfig, S
 from agentrl.inference.labels import Labels
 from agentrl.process.parent import CHILD
 from agentrl.process.ports import LOOPBACK, is_loopback
+from agentrl.process.starting import arithmetic_environment
 from agentrl.types.errors import ConfigError
 from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
@@ -76,7 +77,7 @@ def _embedded(
     command += ["--deterministic"] if launch.is_deterministic else []
     for key, value in config.args.items():
         command += _embedded_option(key, value)
-    return command, {"OMP_NUM_THREADS": str(config.threads)}
+    return command, arithmetic_environment(config.threads)
 
 
 def _sglang(

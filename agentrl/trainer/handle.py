@@ -15,6 +15,7 @@ from agentrl.process.parent import CHILD
 from agentrl.process.place import Place, PlaceLostError
 from agentrl.process.ports import is_loopback
 from agentrl.process.remote import ChildProcess, ProcessDiedError, RemoteCallError, encode_call
+from agentrl.process.starting import arithmetic_environment
 from agentrl.process.threads import run_in_thread
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.sequence import TokenSequence
@@ -88,7 +89,7 @@ class TrainerHandle:
     async def _start_ranks(self, spec: dict[str, object], logs: Path, places: Sequence[Place]) -> None:
         """Each as a process at its place; ranks that have a place in common share its devices."""
         config, meeting = self._config, await meeting_point(places, self._rendezvous)
-        environment = {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
+        environment = arithmetic_environment(config.threads)
         for rank, place in enumerate(places):
             own = {
                 "rank": rank,

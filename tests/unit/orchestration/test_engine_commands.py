@@ -28,7 +28,7 @@ def test_an_embedded_engine_gets_its_options_and_cores() -> None:
         "/models/m --host 127.0.0.1 --port 30000 --weight-version 0.3 --supervised --threads 2 --deterministic "
         "--prefill-tokens 512"
     )
-    assert environment == {"OMP_NUM_THREADS": "2"}
+    assert environment == {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "GOMP_SPINCOUNT": "1000"}
 
 
 def test_sglangs_own_options_are_passed_through_as_it_writes_them() -> None:
