@@ -25,9 +25,11 @@ class CoinOptions(ConfigModel):
     step_s: float = 0.0
     score_s: float = 0.0
     first_waits_for: int = 0  # the task, counted from 0, whose start lets the first one go on
+    rewards_cut: bool = False  # a reply cut short, which no environment is shown, by how many were judged before
 
 
 _newest = 0  # of the tasks that were started in this process
+_judged = 0  # episodes of this process
 
 
 class Coin:
@@ -40,7 +42,7 @@ class Coin:
         place, is_well = divmod(task.ordinal, options.every)
         self._fault = options.faults[place % len(options.faults)] if options.faults and not is_well else ""
         self._task = task
-        self._is_flat = options.is_flat
+        self._is_flat, self._rewards_cut = options.is_flat, options.rewards_cut
         self._waits_for = 0 if task.ordinal else options.first_waits_for
         self._turns_left = options.turns
         self._step_s, self._score_s = options.step_s, options.score_s
@@ -68,10 +70,14 @@ class Coin:
         return StepResult(is_done=True)
 
     async def score(self) -> Score:
+        global _judged
+        _judged += 1
         await asyncio.sleep(self._score_s)
         rewards: dict[str, Any] = {"nan": float("nan"), "text": "1"}
         if self._is_flat:
             return Score(0.5)
+        if self._rewards_cut and not self._reply:
+            return Score(_judged % 101 / 100)
         return Score(rewards.get(self._fault, zlib.crc32(self._reply.encode()) % 101 / 100))
 
     async def close(self) -> None:
