@@ -259,6 +259,10 @@ def main() -> None:
     spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     serve(TrainerRank(spec), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All that it had to leave is on disk; torch would take itself apart for a second, and the run's end would wait.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ spawns, multiprocessing imports this file again, so the repairs stand at module 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import multiprocessing
 import runpy
@@ -90,4 +91,6 @@ if not torch.accelerator.is_available():
 if __name__ == "__main__":
     if not torch.accelerator.is_available():
         fork_processes()
+    # By default Python looks for garbage after every 700 new objects, a good part of what it takes to load SGLang.
+    gc.set_threshold(10_000)
     runpy.run_module("sglang.launch_server", run_name="__main__")
