@@ -244,7 +244,7 @@ def sglang(pool: EnginePool) -> Callable[[str], SGLangEngineConfig]:
 
 @pytest.fixture
 def embedded(engine: EngineCalls) -> EngineCalls:
-    """The embedded engine: for what it promises beyond the protocol."""
+    """The embedded engine: for what it promises beyond the protocol, and what of a run no other server would show."""
     return engine
 
 

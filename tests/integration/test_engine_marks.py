@@ -165,27 +165,29 @@ def _end(process) -> None:
 
 @pytest.mark.long
 async def test_of_two_runs_at_one_engine_the_second_is_refused_and_the_first_goes_on(
-    engine: EngineCalls, tmp_path: Path
+    embedded: EngineCalls, tmp_path: Path
 ) -> None:
-    first, folder = _start(tmp_path, "alpha", engine, ENDLESS)
+    first, folder = _start(tmp_path, "alpha", embedded, ENDLESS)
     await asyncio.to_thread(runs.wait_for_step, folder, 1, first)
     mark = (folder / "mark").read_text().strip()
-    second, _ = _start(tmp_path, "beta", engine, ENDLESS)
+    second, _ = _start(tmp_path, "beta", embedded, ENDLESS)
     output = (await asyncio.to_thread(second.communicate, timeout=120))[0]
     assert second.returncode != 0
     assert re.search(rf"belongs to the run\s+'{mark}'", output), output
     step = runs.metrics(folder)[-1]["step"]
     await asyncio.to_thread(runs.wait_for_step, folder, step + 2, first)
     await asyncio.to_thread(_end, first)
-    left = (await engine.info())["weight_version"]
+    left = (await embedded.info())["weight_version"]
     assert mark_left({"weight_version": left}) is None
     # A publication that is under way when a run is told to stop is given up.
     assert 0 < PolicyVersion.parse(left).step <= runs.version(folder)["step"]
 
 
 @pytest.mark.long
-async def test_of_two_runs_that_start_together_exactly_one_has_the_engine(engine: EngineCalls, tmp_path: Path) -> None:
-    both = dict(_start(tmp_path, name, engine, ENDLESS) for name in ("alpha", "beta"))
+async def test_of_two_runs_that_start_together_exactly_one_has_the_engine(
+    embedded: EngineCalls, tmp_path: Path
+) -> None:
+    both = dict(_start(tmp_path, name, embedded, ENDLESS) for name in ("alpha", "beta"))
     until = time.monotonic() + 120
     while all(process.poll() is None for process in both):
         assert time.monotonic() < until, "neither was refused"
@@ -200,37 +202,37 @@ async def test_of_two_runs_that_start_together_exactly_one_has_the_engine(engine
 
 @pytest.mark.long
 async def test_a_run_whose_engine_is_taken_from_it_ends_with_the_other_ones_name(
-    engine: EngineCalls, tmp_path: Path
+    embedded: EngineCalls, tmp_path: Path
 ) -> None:
-    process, folder = _start(tmp_path, "alpha", engine, ENDLESS)
+    process, folder = _start(tmp_path, "alpha", embedded, ENDLESS)
     await asyncio.to_thread(runs.wait_for_step, folder, 1, process)
-    await engine.ok("/update_weight_version", new_version="0.0@robber-seed0-123abc", abort_all_requests=False)
+    await embedded.ok("/update_weight_version", new_version="0.0@robber-seed0-123abc", abort_all_requests=False)
     output = (await asyncio.to_thread(process.communicate, timeout=60))[0]
     assert process.returncode != 0, output
     assert "'robber-seed0-123abc'" in runs.state(folder)["message"]
-    assert mark_left(await engine.info()) == "robber-seed0-123abc"
+    assert mark_left(await embedded.info()) == "robber-seed0-123abc"
 
 
 @pytest.mark.long
 async def test_an_engine_of_a_killed_run_is_had_by_its_resumption_or_by_who_names_it(
-    engine: EngineCalls, tmp_path: Path
+    embedded: EngineCalls, tmp_path: Path
 ) -> None:
-    killed, folder = _start(tmp_path, "alpha", engine, ENDLESS)
+    killed, folder = _start(tmp_path, "alpha", embedded, ENDLESS)
     await asyncio.to_thread(runs.wait_for_step, folder, 1, killed)
     killed.kill()
     killed.communicate()
     mark = (folder / "mark").read_text().strip()
-    assert mark_left(await engine.info()) == mark
-    heir, heirs = _start(tmp_path, "beta", engine, "steps=1", f'policies.main.engine.take_over="{mark}"')
+    assert mark_left(await embedded.info()) == mark
+    heir, heirs = _start(tmp_path, "beta", embedded, "steps=1", f'policies.main.engine.take_over="{mark}"')
     output = (await asyncio.to_thread(heir.communicate, timeout=120))[0]
     assert heir.returncode == 0, output
     assert runs.version(heirs)["step"] == 1
-    await engine.ok("/update_weight_version", new_version=f"0.9@{mark}", abort_all_requests=False)
+    await embedded.ok("/update_weight_version", new_version=f"0.9@{mark}", abort_all_requests=False)
     config = (folder / "config.json").read_text().replace('"steps": 100000', '"steps": 4')
     (folder / "config.json").write_text(config)
     resumed = await asyncio.to_thread(runs.agentrl, "resume", folder)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert mark_left(await engine.info()) is None
+    assert mark_left(await embedded.info()) is None
 
 
 def mark_left(info: dict) -> str | None:

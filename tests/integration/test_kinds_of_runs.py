@@ -62,29 +62,31 @@ async def test_adapters_are_trained_published_and_taken_up_again(lora_engine: En
 
 
 async def test_steps_without_anything_to_learn_raise_the_version_and_interrupt_nobody(
-    engine: EngineCalls, tmp_path: Path
+    embedded: EngineCalls, tmp_path: Path
 ) -> None:
     run = _trained(
-        tmp_path, engine.server.model, *_brief(engine.server.url), "environment.options.is_flat=true", "steps=5"
+        tmp_path, embedded.server.model, *_brief(embedded.server.url), "environment.options.is_flat=true", "steps=5"
     )
     assert runs.version(run) == {"epoch": 0, "step": 5}
     steps = [row for row in runs.metrics(run) if "time/train_step_s" in row]
     assert [row["trainer/optimizer_steps"] for row in steps] == [0.0] * 5
     assert [row["trainer/loss"] for row in steps] == [0.0] * 5
     assert sum(row["rollout/aborted_generations"] for row in steps) == 0
-    assert (await engine.http.get("/model_info")).json()["weight_version"] == "0.5"
+    assert (await embedded.http.get("/model_info")).json()["weight_version"] == "0.5"
     assert max(row["buffer/staleness_max_steps"] for row in steps) <= 1, "tokens bear the version that they were told"
     # How many tokens are masked is a matter of speed: these steps take no time. But admission lets the last step's
     # episodes start only when the engine was told of the step before the last, so some of them are never too old.
     assert steps[-1]["batch/trained_tokens"] > 0, "the engine's tokens bear a version older than the one it was told"
 
 
-async def test_a_run_without_a_bound_on_staleness_warns_and_masks_nothing(engine: EngineCalls, tmp_path: Path) -> None:
+async def test_a_run_without_a_bound_on_staleness_warns_and_masks_nothing(
+    embedded: EngineCalls, tmp_path: Path
+) -> None:
     # Eleven groups go by while the first one waits. Two of them make a step, so whether their steps come before the
     # first group or behind it, some tokens are three steps old.
     late = ("environment.options.first_waits_for=12", "rollout.limits.tool_s=300", "buffer.stall_s=300")
-    overrides = (*_brief(engine.server.url), "buffer.max_staleness=unbounded", "steps=8", *late)
-    result = runs.agentrl(*runs.train_arguments(tmp_path, engine.server.model, *overrides))
+    overrides = (*_brief(embedded.server.url), "buffer.max_staleness=unbounded", "steps=8", *late)
+    result = runs.agentrl(*runs.train_arguments(tmp_path, embedded.server.model, *overrides))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "'unbounded': tokens of any age are trained" in result.stderr
     steps = [row for row in runs.metrics(tmp_path / "runs" / "test-seed0") if "time/train_step_s" in row]
