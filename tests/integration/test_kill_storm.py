@@ -10,7 +10,8 @@ from tests.storms.kill_storm import found_without, kill_at_points, kill_at_rando
 from tests.storms.run_account import RunAccount
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
-NUM_KILLS = 8
+NUM_KILLS = 5
+NUM_KILLS_PARTNERS = 3
 
 
 def test_killed_at_random_a_run_loses_nothing_and_does_nothing_twice(calling_model: Path, tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_killed_at_random_a_run_of_two_policies_loses_nothing_and_does_nothing_t
     calling_model: Path, tmp_path: Path
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
-    killed = kill_partners_at_random(tmp_path / "partners", calling_model, NUM_KILLS // 2, seed)
+    killed = kill_partners_at_random(tmp_path / "partners", calling_model, NUM_KILLS_PARTNERS, seed)
     verdict = killed.verdict
     found = (verdict.turns_lost, verdict.effects_twice, verdict.regenerated, verdict.ledger_gaps)
     assert found == (0, 0, 0, 0), f"seed {seed}"
