@@ -31,6 +31,12 @@ def test_an_embedded_engine_gets_its_options_and_cores() -> None:
     assert environment == {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "GOMP_SPINCOUNT": "1000"}
 
 
+def test_how_long_threads_spin_is_the_users_if_he_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    _, environment = engine_command(_launch(EmbeddedEngineConfig()), 30000)
+    assert environment["GOMP_SPINCOUNT"] == "7"
+
+
 def test_sglangs_own_options_are_passed_through_as_it_writes_them() -> None:
     args = {"tp-size": 2, "enable_lora": True, "disable-radix-cache": False, "lora-target-modules": ["q", "k"]}
     config = SGLangEngineConfig(kind="sglang", command=["py", "-m", "serve"], args=args, env={"A": "1"})
