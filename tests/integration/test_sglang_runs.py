@@ -53,6 +53,7 @@ async def test_a_run_trains_on_sglang_and_goes_on_when_its_server_dies(
 # What depends on the server; all kinds and phases are played with embedded engines (test_fault_recovery).
 FAULTS = [
     Fault(FaultKind.LOST_REPLY, FaultPhase.SWAP),
+    Fault(FaultKind.WRONG_WEIGHTS, FaultPhase.SWAP),
     Fault(FaultKind.OLD_WEIGHTS, FaultPhase.GENERATE),
     Fault(FaultKind.HANG, FaultPhase.SWAP),
 ]

@@ -31,7 +31,7 @@ def test_an_embedded_engine_gets_its_options_and_cores() -> None:
     assert environment == {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "GOMP_SPINCOUNT": "1000"}
 
 
-def test_how_long_threads_spin_is_the_users_if_he_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_threads_spin_is_for_the_user_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     _, environment = engine_command(_launch(EmbeddedEngineConfig()), 30000)
     assert environment["GOMP_SPINCOUNT"] == "7"
