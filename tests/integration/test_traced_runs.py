@@ -118,7 +118,7 @@ def test_every_second_of_an_episode_is_in_one_kind_and_they_agree_with_its_recor
     assert set(found) == set(ledger)
     records = {row["ticket"]["episode_id"]: row for row in runs.rows(run / "episodes" / "train.jsonl")}
     assert len(records) >= 8
-    gaps_s = []
+    gaps_s, late_s = [], []
     for name, record in records.items():
         drawn_s = sum(turn["generation_s"] for turn in record["turns"])
         traced_s = found[name].get("generation", 0.0) + found[name].get("waiting_for_weights", 0.0)
@@ -128,8 +128,10 @@ def test_every_second_of_an_episode_is_in_one_kind_and_they_agree_with_its_recor
         acted_s = sum(turn["environment_s"] for turn in record["turns"])
         assert found[name].get("environment", 0.0) == pytest.approx(acted_s, abs=BESIDE_S), name
         if record["failure"] is None:
-            assert found[name]["scoring"] == pytest.approx(0.05, abs=BESIDE_S)
+            late_s.append(found[name]["scoring"] - 0.05)  # a busy machine ends a sleep late, never early
     assert sum(gap <= BESIDE_S for gap in gaps_s) >= SHARE * len(gaps_s), gaps_s
+    assert min(late_s) >= -ROUNDED_S
+    assert sum(late <= BESIDE_S for late in late_s) >= SHARE * len(late_s), late_s
     of_steps = {
         n: s["environment"] for n, s in found.items() if ledger[n]["outcome"] == "trained" and "environment" in s
     }
