@@ -25,6 +25,7 @@ OVERRIDES = (
     "telemetry.metrics_port=0",
 )
 ROUNDED_S = 2e-6  # both ends of an event are whole microseconds
+TICK_S = 1e-3  # uvloop's clock for sleeps counts whole milliseconds, so a sleep ends up to one early
 BESIDE_S = 0.02  # what lies between the clocks of record and trace: handing a request to another process
 SHARE = 0.9  # of the episodes; now and then a busy processor comes between the two
 
@@ -128,9 +129,9 @@ def test_every_second_of_an_episode_is_in_one_kind_and_they_agree_with_its_recor
         acted_s = sum(turn["environment_s"] for turn in record["turns"])
         assert found[name].get("environment", 0.0) == pytest.approx(acted_s, abs=BESIDE_S), name
         if record["failure"] is None:
-            late_s.append(found[name]["scoring"] - 0.05)  # a busy machine ends a sleep late, never early
+            late_s.append(found[name]["scoring"] - 0.05)
     assert sum(gap <= BESIDE_S for gap in gaps_s) >= SHARE * len(gaps_s), gaps_s
-    assert min(late_s) >= -ROUNDED_S
+    assert min(late_s) >= -TICK_S - ROUNDED_S
     assert sum(late <= BESIDE_S for late in late_s) >= SHARE * len(late_s), late_s
     of_steps = {
         n: s["environment"] for n, s in found.items() if ledger[n]["outcome"] == "trained" and "environment" in s
