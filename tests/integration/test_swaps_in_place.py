@@ -27,6 +27,7 @@ NUM_TOKENS = 160
 LONG_TOKENS = 1500  # so that a pause comes in time, however slow the machine is
 NUM_REQUESTS = 9  # some of them wait: six run at once
 NUM_SWAPS = 4
+NUM_TRIES = 60  # to swap while a prompt is read; each tells whether the next has to come sooner or later
 PIECE_TOKENS = 64  # of a prompt, in one step of the servers of these tests
 LONG_PROMPT = [3 + number * 7 % 300 for number in range(900)]
 
@@ -100,14 +101,18 @@ async def test_a_request_whose_prompt_was_half_read_at_the_swap_does_not_claim_f
 ) -> None:
     client = in_place_engine.server.client(PauseMode.IN_PLACE)
     swaps, num_mixed = Swaps(in_place_engine, client), 0
-    for number in range(12):
+    began = time.monotonic()
+    await client.generate(_request("as-long-as-a-prompt", [2, *LONG_PROMPT], 1, FIRST))
+    delay_s = (time.monotonic() - began) / 2
+    for number in range(NUM_TRIES):
         before = swaps.version
         prompt = [3 + number, *LONG_PROMPT]
         playing = asyncio.create_task(client.generate(_request(f"half-read-{number:04d}", prompt, 8, before)))
-        await asyncio.sleep(0.01 + 0.008 * number)
+        await asyncio.sleep(delay_s)
         await swaps.swap()
         reply = await playing
         if reply.versions[0].version == before:
+            delay_s *= 0.8  # the prompt was read to its end
             continue
         ends = range(0, len(prompt), PIECE_TOKENS)
         old, new = swaps.model_of(before), swaps.model_of(swaps.version)
@@ -115,9 +120,13 @@ async def test_a_request_whose_prompt_was_half_read_at_the_swap_does_not_claim_f
         gaps = {end: _gaps(reference, [(old, end), (new, whole)], prompt, reply).max() for end in ends}
         kept = min(gaps, key=gaps.__getitem__)
         assert gaps[kept] < GAP_NATS, f"no split of the prompt explains the reply: {gaps}"
-        if kept:
-            num_mixed += 1
-            assert reply.kv_versions == (VersionSpan(before, 0, len(reply.token_ids)),)
+        if kept == 0:
+            delay_s *= 1.25  # nothing of it was read
+            continue
+        assert reply.kv_versions == (VersionSpan(before, 0, len(reply.token_ids)),)
+        num_mixed += 1
+        if num_mixed == 3:
+            break
     assert num_mixed, "no swap came while a prompt was being read"
     await client.close()
 
