@@ -9,7 +9,7 @@ from agentrl.envs.authoring import ToolEnvironment, tool
 from agentrl.types.environment import Score, StepResult
 from agentrl.types.message import Message, Role
 from agentrl_environments.workflow.tasks import WorkflowOptions, build_records
-from agentrl_environments.workflow.world import TARIFFS, RefusedError, Stage, World
+from agentrl_environments.workflow.world import GRADES, HANDLINGS, TARIFFS, RefusedError, Stage, World
 
 Record = TypeVar("Record")
 
@@ -26,6 +26,8 @@ class WorkflowEnvironment(ToolEnvironment[WorkflowOptions]):
 
     What cannot be done is refused, and the episode goes on; what was chosen wrongly is carried out, and the order comes
     back when it is closed. The episode ends with the last close, or with a message that calls no tool.
+
+    To look for the wrong stock or carrier spoils nothing yet; to reserve or book what was found does.
 
     With `turn_rewards` a spoilt task has -1 for the turn that spoilt it and 1 for its last. What is still to come is
     then 0 up to the mistake, and behind it 1, as where all goes well: a credit that goes by turns blames the mistake
@@ -59,14 +61,16 @@ class WorkflowEnvironment(ToolEnvironment[WorkflowOptions]):
         return f"town {found.town}, tariff {found.tariff}"
 
     @tool
-    def find_stock(self, item: str) -> str:
-        """List the warehouses that have an item, and in which grade."""
-        return _table(_found(self._world.records.items, "item", item).grades)
+    def find_stock(self, item: str, grade: str) -> str:
+        """Find the warehouse that has an item in a grade."""
+        warehouses = _found(self._world.records.items, "item", item).warehouses
+        return f"warehouse {warehouses[_one_of(GRADES, 'grade', grade)]}"
 
     @tool
-    def find_carriers(self, town: str) -> str:
-        """List the carriers of a town, and what each handles."""
-        return _table(_found(self._world.records.carriers, "town", town))
+    def find_carrier(self, town: str, handling: str) -> str:
+        """Find the carrier of a town for goods that are to be handled in a way."""
+        carriers = _found(self._world.records.carriers, "town", town)
+        return f"carrier {carriers[_one_of(HANDLINGS, 'handling', handling)]}"
 
     @tool
     def reserve(self, order_id: str, warehouse: str) -> str:
@@ -76,9 +80,8 @@ class WorkflowEnvironment(ToolEnvironment[WorkflowOptions]):
     @tool
     def issue_invoice(self, reservation: str, tariff: str) -> str:
         """Issue the invoice for a reservation by a tariff."""
-        if tariff not in TARIFFS:
-            raise RefusedError(f"no tariff '{tariff}'; there are {', '.join(TARIFFS)}")
-        return f"invoice {self._world.go_on(reservation, Stage.RESERVED, tariff=tariff)[1]}"
+        known = _one_of(TARIFFS, "tariff", tariff)
+        return f"invoice {self._world.go_on(reservation, Stage.RESERVED, tariff=known)[1]}"
 
     @tool
     def collect_payment(self, invoice: str) -> str:
@@ -95,7 +98,7 @@ class WorkflowEnvironment(ToolEnvironment[WorkflowOptions]):
     @tool
     def book_carrier(self, parcel: str, carrier: str) -> str:
         """Book a carrier for a parcel."""
-        if not any(carrier in of_town for of_town in self._world.records.carriers.values()):
+        if not any(carrier in of_town.values() for of_town in self._world.records.carriers.values()):
             raise RefusedError(f"no carrier '{carrier}'")
         return f"shipment {self._world.go_on(parcel, Stage.RELEASED, carrier=carrier)[1]}"
 
@@ -160,5 +163,7 @@ def _found(records: Mapping[str, Record], noun: str, name: str) -> Record:
     return records[name]
 
 
-def _table(rows: Mapping[str, str]) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in rows.items())
+def _one_of(known: Sequence[str], noun: str, name: str) -> str:
+    if name not in known:
+        raise RefusedError(f"no {noun} '{name}'; there are {', '.join(known)}")
+    return name

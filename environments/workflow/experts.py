@@ -11,20 +11,20 @@ from agentrl.envs.definition import Expert
 from agentrl.types.message import Message, Role
 from agentrl.types.task import Task
 from agentrl_environments.workflow.tasks import PAPER_LETTERS, WorkflowOptions, build_records
-from agentrl_environments.workflow.world import TARIFFS, Records
+from agentrl_environments.workflow.world import GRADES, HANDLINGS, TARIFFS, Records
 
-CLUMSY_HABITS = {"clean": 0.10, "tariff": 0.30, "warehouse": 0.30, "carrier": 0.30}
-"""How often the clumsy expert does what: all rightly; invoices by the first tariff that there is; takes the first
-warehouse on the list; takes the first carrier on the list. A first one is right one time in three."""
+CLUMSY_HABITS = {"clean": 0.10, "grade": 0.30, "tariff": 0.30, "handling": 0.30}
+"""How often the clumsy expert does what: all rightly, or with the first grade, tariff or handling that there is instead
+of the one on file. A first one is right one time in three."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a player decides for an order."""
+    """By what a player looks for stock, invoices an order, and looks for a carrier."""
 
-    warehouse: str
+    grade: str
     tariff: str
-    carrier: str
+    handling: str
 
 
 def act_clean(options: WorkflowOptions, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
@@ -68,29 +68,28 @@ def plan(records: Records, habit: str = "clean") -> list[Message]:
 def choose(records: Records, order_id: str, habit: str = "clean") -> Choices:
     """What a player of that habit decides for an order."""
     order = records.orders[order_id]
-    customer, item = records.customers[order.customer], records.items[order.item]
-    carriers = records.carriers[customer.town]
     return Choices(
-        next(name for name, grade in item.grades.items() if habit == "warehouse" or grade == order.grade),
-        TARIFFS[0] if habit == "tariff" else customer.tariff,
-        next(name for name, handling in carriers.items() if habit == "carrier" or handling == item.handling),
+        GRADES[0] if habit == "grade" else order.grade,
+        TARIFFS[0] if habit == "tariff" else records.customers[order.customer].tariff,
+        HANDLINGS[0] if habit == "handling" else records.items[order.item].handling,
     )
 
 
 def _plan_of(records: Records, order_id: str, habit: str) -> list[Message]:
     order, choices = records.orders[order_id], choose(records, order_id, habit)
-    customer = records.customers[order.customer]
+    customer, item = records.customers[order.customer], records.items[order.item]
+    warehouse, carrier = item.warehouses[choices.grade], records.carriers[customer.town][choices.handling]
     reservation, invoice, receipt, parcel, shipment, slip = order.papers
     return [
         call("read_order", order_id=order_id),
-        call("find_stock", item=order.item),
-        call("reserve", order_id=order_id, warehouse=choices.warehouse),
+        call("find_stock", item=order.item, grade=choices.grade),
+        call("reserve", order_id=order_id, warehouse=warehouse),
         call("read_customer", customer=order.customer),
         call("issue_invoice", reservation=reservation, tariff=choices.tariff),
         call("collect_payment", invoice=invoice),
         call("release_goods", receipt=receipt),
-        call("find_carriers", town=customer.town),
-        call("book_carrier", parcel=parcel, carrier=choices.carrier),
+        call("find_carrier", town=customer.town, handling=choices.handling),
+        call("book_carrier", parcel=parcel, carrier=carrier),
         call("dispatch", shipment=shipment),
         call("close_order", order_id=order_id, slip=slip),
     ]

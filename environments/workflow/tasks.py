@@ -20,7 +20,6 @@ TOWNS = tuple("bridge castle cross falls ferry harbour hill lake market moor por
 WAREHOUSES = tuple("barn cellar depot dock hall loft shed silo store tower vault yard".split())
 CARRIERS = tuple("barge cart coach freight line lorry post rail runner ship van wagon".split())
 PAPER_LETTERS = dict(zip(PAPERS, "ritpsd", strict=True))
-_CHOICES = 3
 
 
 class WorkflowOptions(ConfigModel):
@@ -55,11 +54,10 @@ def build_records(options: WorkflowOptions, seed: str, split: Split) -> Records:
     for _ in range(num_orders):
         customer, item, town = (next(names[words]) for words in (CUSTOMERS, ITEMS, TOWNS))
         customers[customer] = Customer(town, chance.choice(TARIFFS))
-        grades = chance.sample(GRADES, _CHOICES)
-        items[item] = Item(chance.choice(HANDLINGS), {next(names[WAREHOUSES]): grade for grade in grades})
-        carriers[town] = {next(names[CARRIERS]): handling for handling in chance.sample(HANDLINGS, _CHOICES)}
+        items[item] = Item(chance.choice(HANDLINGS), {grade: next(names[WAREHOUSES]) for grade in GRADES})
+        carriers[town] = {handling: next(names[CARRIERS]) for handling in HANDLINGS}
         papers = tuple(next(codes[letter]) for letter in PAPER_LETTERS.values())
-        orders[next(codes["o"])] = Order(customer, item, chance.choice(grades), papers)
+        orders[next(codes["o"])] = Order(customer, item, chance.choice(GRADES), papers)
     asked = tuple(chance.sample(sorted(orders), options.num_orders))
     return Records(asked, orders, customers, items, carriers)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.envs.authoring import ToolError
 
-GRADES = ("red", "blue", "green", "grey")
+GRADES = ("red", "blue", "green")
 TARIFFS = ("basic", "trade", "special")
 HANDLINGS = ("cold", "dry", "frail")
 
@@ -44,10 +44,10 @@ class Customer:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What is traded: how it must be handled, and which grade of it each warehouse has."""
+    """What is traded: how it must be handled, and the warehouse that has it, by grade."""
 
     handling: str
-    grades: Mapping[str, str]
+    warehouses: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """All that is on file, by name or id; `carriers` has the handling of each carrier of a town.
+    """All that is on file, by name or id; `carriers` has those of each town, by what they handle.
 
     `asked` are the orders that are to be delivered; whoever touches others has failed.
     """
@@ -113,7 +113,7 @@ class World:
         if self.progress_of(order_id).stage is not Stage.OPEN:
             raise RefusedError(f"order {order_id} is reserved already")
         item = self.records.orders[order_id].item
-        if warehouse not in self.records.items[item].grades:
+        if warehouse not in self.records.items[item].warehouses.values():
             raise RefusedError(f"no {item} in warehouse '{warehouse}'")
         return self._advance(order_id, warehouse=warehouse)
 
@@ -151,9 +151,9 @@ class World:
         order, done = self.records.orders[order_id], self._progress[order_id]
         customer, item = self.records.customers[order.customer], self.records.items[order.item]
         is_wrong = {
-            "grade": done.warehouse != "" and item.grades[done.warehouse] != order.grade,
+            "grade": done.warehouse not in ("", item.warehouses[order.grade]),
             "tariff": done.tariff not in ("", customer.tariff),
-            "carrier": done.carrier != "" and self.records.carriers[customer.town].get(done.carrier) != item.handling,
+            "carrier": done.carrier not in ("", self.records.carriers[customer.town][item.handling]),
         }
         return [name for name, wrong in is_wrong.items() if wrong]
 

@@ -10,7 +10,7 @@ from agentrl.types.environment import Recovery
 from agentrl.types.message import Message
 from agentrl.types.task import Split
 from agentrl_environments.workflow import definition
-from agentrl_environments.workflow.experts import choose, plan
+from agentrl_environments.workflow.experts import plan
 from agentrl_environments.workflow.tasks import WorkflowOptions, build_records, sample_task
 from agentrl_environments.workflow.world import Records
 from tests.expert_play import mean_reward
@@ -51,7 +51,7 @@ async def test_nothing_said_and_nothing_done_scores_nothing():
 
 
 @pytest.mark.parametrize("ordinal", range(5))
-async def test_nine_calls_of_a_task_need_one_another(ordinal):
+async def test_ten_calls_of_a_task_need_one_another(ordinal):
     """By the texts alone: a call needs those whose answers have a name or code that it passes on."""
     environment = opened(OPTIONS, ordinal)
     steps, depths, heard = plan(records_of(environment)), [], []
@@ -63,7 +63,7 @@ async def test_nine_calls_of_a_task_need_one_another(ordinal):
         depths.append(1 + max((depths[n] for n in needed), default=0))
         heard += [message.content for message in (await environment.step(step)).messages]
     assert len(steps) == 11
-    assert depths[-1] == max(depths) == 9
+    assert depths[-1] == max(depths) == 10
 
 
 @pytest.mark.parametrize("left_out", ACTING)
@@ -90,6 +90,19 @@ async def test_a_wrong_choice_is_taken_as_it_is_and_shows_when_the_order_is_clos
     assert score.metrics == {"closed_orders": 1.0, "refused_calls": 0.0, "spoilt": 1.0}
 
 
+@pytest.mark.parametrize("habit", ["grade", "tariff", "handling"])
+async def test_a_careless_player_hears_nothing_of_it_and_is_right_where_the_first_is_the_right_one(habit):
+    said_last = set()
+    for ordinal in range(20):
+        environment = opened(OPTIONS, ordinal)
+        known = records_of(environment)
+        said, score = await judged(environment, plan(known, habit))
+        assert not any(text.startswith("error") for text in said)
+        assert score.reward == float(plan(known, habit) == plan(known))
+        said_last.add(said[-1])
+    assert said_last == {"delivered", f"returned: wrong {'carrier' if habit == 'handling' else habit}"}
+
+
 async def test_all_wrong_choices_are_told():
     environment = opened(OPTIONS)
     known = records_of(environment)
@@ -107,7 +120,7 @@ async def test_a_carrier_of_another_town_is_wrong_and_one_that_nobody_knows_is_r
     known = records_of(environment)
     steps = plan(known)
     home = known.customers[known.orders[known.asked[0]].customer].town
-    away = next(name for town, names in known.carriers.items() if town != home for name in names)
+    away = next(name for town, names in known.carriers.items() if town != home for name in names.values())
     book = next(n for n, step in enumerate(steps) if step.tool_calls[0].name == "book_carrier")
     parcel = steps[book].tool_calls[0].arguments["parcel"]
     attempts = [call("book_carrier", parcel=parcel, carrier=name) for name in ("no body", away)]
@@ -120,7 +133,7 @@ async def test_whoever_touches_the_order_of_another_has_failed_though_all_is_del
     environment = opened(OPTIONS)
     known = records_of(environment)
     other = next(order for order in known.orders if order not in known.asked)
-    touched = call("reserve", order_id=other, warehouse=choose(known, other).warehouse)
+    touched = call("reserve", order_id=other, warehouse=known.items[known.orders[other].item].warehouses["red"])
     said, score = await judged(environment, [touched, *plan(known)])
     assert said[-1] == "delivered"
     assert score.reward == 0.0
@@ -132,12 +145,15 @@ async def test_what_cannot_be_done_is_refused_and_changes_nothing():
     first, second = known.asked
     steps = plan(known)
     order = known.orders[first]
+    town = known.customers[order.customer].town
     before = await environment.snapshot()
     refused = {
         "error: no order 'o1'": call("read_order", order_id="o1"),
         "error: no customer 'no body'": call("read_customer", customer="no body"),
-        "error: no item 'gold'": call("find_stock", item="gold"),
-        "error: no town 'paris'": call("find_carriers", town="paris"),
+        "error: no item 'gold'": call("find_stock", item="gold", grade="red"),
+        "error: no grade 'big'; there are red, blue, green": call("find_stock", item=order.item, grade="big"),
+        "error: no town 'paris'": call("find_carrier", town="paris", handling="dry"),
+        "error: no handling 'hot'; there are cold, dry, frail": call("find_carrier", town=town, handling="hot"),
         f"error: no {order.item} in warehouse 'shed'": call("reserve", order_id=first, warehouse="shed"),
         f"error: no reservation '{order.papers[0]}'": call(
             "issue_invoice", reservation=order.papers[0], tariff="basic"
@@ -173,24 +189,23 @@ def test_the_splits_share_no_name():
     def names(split: Split) -> set[str]:
         found: set[str] = set()
         for known in (records(split, n) for n in range(100)):
-            of_towns = {name for names in known.carriers.values() for name in names}
-            of_items = {name for item in known.items.values() for name in item.grades}
+            of_towns = {name for names in known.carriers.values() for name in names.values()}
+            of_items = {name for item in known.items.values() for name in item.warehouses.values()}
             found |= {*known.customers, *known.items, *known.carriers, *of_towns, *of_items}
         return found
 
     assert names(Split.TRAIN) & names(Split.HELDOUT) == set()
 
 
-def test_codes_are_of_one_order_each_and_one_choice_of_three_is_right():
+def test_codes_are_of_one_order_each_and_no_two_choices_are_the_same():
     for ordinal in range(100):
         known = records(Split.TRAIN, ordinal)
         codes = [code for order in known.orders.values() for code in order.papers]
         assert len(set(codes)) == len(codes) == 6 * len(known.orders)
         for order in known.orders.values():
             item, customer = known.items[order.item], known.customers[order.customer]
-            assert len(item.grades) == 3
-            assert list(item.grades.values()).count(order.grade) == 1
-            assert list(known.carriers[customer.town].values()).count(item.handling) == 1
+            assert len(set(item.warehouses.values())) == 3
+            assert len(set(known.carriers[customer.town].values())) == 3
 
 
 def test_its_states_can_be_had_again_for_forks_and_for_lost_workers():

@@ -45,11 +45,11 @@ def choices(records: Records, order_id: str) -> list[Message]:
     """Every choice that can be made for an order, right and wrong."""
     order = records.orders[order_id]
     customer = records.customers[order.customer]
-    warehouses, carriers = records.items[order.item].grades, records.carriers[customer.town]
+    warehouses, carriers = records.items[order.item].warehouses, records.carriers[customer.town]
     return [
-        *(call("reserve", order_id=order_id, warehouse=name) for name in warehouses),
+        *(call("reserve", order_id=order_id, warehouse=name) for name in warehouses.values()),
         *(call("issue_invoice", reservation=order.papers[0], tariff=tariff) for tariff in TARIFFS),
-        *(call("book_carrier", parcel=order.papers[3], carrier=name) for name in carriers),
+        *(call("book_carrier", parcel=order.papers[3], carrier=name) for name in carriers.values()),
     ]
 
 
