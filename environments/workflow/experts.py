@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from agentrl.envs.authoring import call, say
 from agentrl.envs.definition import Expert
@@ -16,15 +15,6 @@ from agentrl_environments.workflow.world import GRADES, HANDLINGS, TARIFFS, Reco
 CLUMSY_HABITS = {"clean": 0.10, "grade": 0.30, "tariff": 0.30, "handling": 0.30}
 """How often the clumsy expert does what: all rightly, or with the first grade, tariff or handling that there is instead
 of the one on file. A first one is right one time in three."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """By what a player looks for stock, invoices an order, and looks for a carrier."""
-
-    grade: str
-    tariff: str
-    handling: str
 
 
 def act_clean(options: WorkflowOptions, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
@@ -65,31 +55,23 @@ def plan(records: Records, habit: str = "clean") -> list[Message]:
     return [step for order_id in records.asked for step in _plan_of(records, order_id, habit)]
 
 
-def choose(records: Records, order_id: str, habit: str = "clean") -> Choices:
-    """What a player of that habit decides for an order."""
-    order = records.orders[order_id]
-    return Choices(
-        GRADES[0] if habit == "grade" else order.grade,
-        TARIFFS[0] if habit == "tariff" else records.customers[order.customer].tariff,
-        HANDLINGS[0] if habit == "handling" else records.items[order.item].handling,
-    )
-
-
 def _plan_of(records: Records, order_id: str, habit: str) -> list[Message]:
-    order, choices = records.orders[order_id], choose(records, order_id, habit)
+    order = records.orders[order_id]
     customer, item = records.customers[order.customer], records.items[order.item]
-    warehouse, carrier = item.warehouses[choices.grade], records.carriers[customer.town][choices.handling]
+    grade = GRADES[0] if habit == "grade" else order.grade
+    tariff = TARIFFS[0] if habit == "tariff" else customer.tariff
+    handling = HANDLINGS[0] if habit == "handling" else item.handling
     reservation, invoice, receipt, parcel, shipment, slip = order.papers
     return [
         call("read_order", order_id=order_id),
-        call("find_stock", item=order.item, grade=choices.grade),
-        call("reserve", order_id=order_id, warehouse=warehouse),
+        call("find_stock", item=order.item, grade=grade),
+        call("reserve", order_id=order_id, warehouse=item.warehouses[grade]),
         call("read_customer", customer=order.customer),
-        call("issue_invoice", reservation=reservation, tariff=choices.tariff),
+        call("issue_invoice", reservation=reservation, tariff=tariff),
         call("collect_payment", invoice=invoice),
         call("release_goods", receipt=receipt),
-        call("find_carrier", town=customer.town, handling=choices.handling),
-        call("book_carrier", parcel=parcel, carrier=carrier),
+        call("find_carrier", town=customer.town, handling=handling),
+        call("book_carrier", parcel=parcel, carrier=records.carriers[customer.town][handling]),
         call("dispatch", shipment=shipment),
         call("close_order", order_id=order_id, slip=slip),
     ]
