@@ -72,12 +72,13 @@ class Coin:
     async def score(self) -> Score:
         global _judged
         _judged += 1
+        place = _judged  # of this episode: while it sleeps, others are judged
         await asyncio.sleep(self._score_s)
         rewards: dict[str, Any] = {"nan": float("nan"), "text": "1"}
         if self._is_flat:
             return Score(0.5)
         if self._rewards_cut and not self._reply:
-            return Score(_judged % 101 / 100)
+            return Score(place % 101 / 100)
         return Score(rewards.get(self._fault, zlib.crc32(self._reply.encode()) % 101 / 100))
 
     async def close(self) -> None:
