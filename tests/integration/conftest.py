@@ -24,6 +24,7 @@ from tests.servers.sglang import sglang_config
 from tests.storms.kill_runs import warm_start
 
 ENGINE_TOKEN = "secret-of-the-tests"
+CONTEXT_TOKENS = 16_384
 # Fixtures that give an engine of the chosen server, by the kind of engine; each kind starts once, in this order.
 ENGINES = {
     "engine": "dense",
@@ -86,8 +87,8 @@ def _runs_on(choice: str, fixtures: set[str]) -> bool:
 
 @pytest.fixture(scope="session")
 def engine_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny model whose context is long enough to be interrupted; read only."""
-    shape = TINY_SHAPE.model_copy(update={"context_tokens": 4096})
+    """Folder of a tiny model whose context has room for a request that goes on until it is aborted; read only."""
+    shape = TINY_SHAPE.model_copy(update={"context_tokens": CONTEXT_TOKENS})
     return make_tiny_model(tmp_path_factory.mktemp("engine-model") / "model", shape=shape)
 
 
@@ -100,7 +101,7 @@ def other_model(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="session")
 def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny mixture of experts; read only."""
-    return make_tiny_moe_model(tmp_path_factory.mktemp("moe-model") / "model")
+    return make_tiny_moe_model(tmp_path_factory.mktemp("moe-model") / "model", context_tokens=CONTEXT_TOKENS)
 
 
 @pytest.fixture(scope="session")

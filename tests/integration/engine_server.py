@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import orjson
 import torch
+from running_request import ENDLESS, RunningRequest
 from safetensors.torch import load_file, save_file
 from server_traits import EMBEDDED, ServerTraits
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -105,21 +106,13 @@ class EngineCalls:
                     data = line.removeprefix(b"data: ")
                     yield "[DONE]" if data == b"[DONE]" else orjson.loads(data)
 
-    async def start_running(self, ids: list[int], rid: str | None = None, **more: Any) -> asyncio.Task[dict[str, Any]]:
-        """A request that has its first token already; the task gives its whole answer."""
-        has_begun = asyncio.Event()
-
-        async def follow() -> dict[str, Any]:
-            last: dict[str, Any] = {}
-            async for event in self.stream(ids, rid, **more):
-                last = last if event == "[DONE]" else event
-                has_begun.set()
-            return last
-
-        task = asyncio.create_task(follow())
-        async with asyncio.timeout(_DEADLINE_S):
-            await has_begun.wait()
-        return task
+    async def start_running(self, ids: list[int], rid: str | None = None, **more: Any) -> RunningRequest:
+        """A request that has its first token already, and goes on until it is aborted if `more` sets no limit."""
+        rid = rid or f"running-{next(_rid_numbers):08d}"
+        events = self.stream(ids, rid, **(ENDLESS | more))
+        request = RunningRequest(events, lambda: self.post("/abort_request", rid=rid))
+        await request.until(1)
+        return request
 
     async def info(self) -> dict[str, Any]:
         return (await self.http.get("/model_info")).json()

@@ -5,19 +5,19 @@ from contextlib import aclosing
 
 import pytest
 from engine_server import EngineCalls, Reference, finish_of, logprobs_of, spans_of
+from running_request import ENDLESS, ENDLESS_TOKENS
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-ENDLESS = {"max_new_tokens": 3000, "ignore_eos": True}
 
 
 async def test_an_aborted_running_request_returns_what_it_has(engine: EngineCalls, reference: Reference) -> None:
-    running = await engine.start_running(PROMPT, "running-request-0001", **ENDLESS)
+    running = await engine.start_running(PROMPT, "running-request-0001")
     response = await engine.post("/abort_request", rid="running-request-0001")
     assert (response.status_code, response.content) == (200, b"")
-    answer = await running
+    answer = await running.answer
     output = answer["output_ids"]
     assert finish_of(answer) == "abort"
-    assert 0 < len(output) < 3000
+    assert 0 < len(output) < ENDLESS_TOKENS
     assert spans_of(answer) == [("0.0", 0, len(output))]
     expected = reference.sampled(engine.server.model, PROMPT, output)
     assert logprobs_of(answer) == pytest.approx(expected, abs=1e-3)

@@ -123,15 +123,15 @@ async def test_a_broadcast_is_taken_while_tokens_flow_and_served_by_the_swap(
     buckets = await _open(embedded, sender)
     keys = ("names", "dtypes", "shapes")
     announced = [{key: _body(bucket, group)[key] for key in keys} for bucket in buckets]
-    task = await embedded.start_running(PROMPT, "flows-on-0002", max_new_tokens=4000, ignore_eos=True)
+    request = await embedded.start_running(PROMPT, "flows-on-0002")
     body = {"weight_version": "0.1", "group_name": group, "buckets": announced}
     staging = asyncio.create_task(embedded.ok("/stage_weights", **body))
     for index in range(len(buckets)):
         await _send(sender, index)
     await staging
-    assert not task.done()
+    assert not request.answer.done()
     await embedded.ok("/pause_generation", mode="abort")
-    assert {version for version, _, _ in spans_of(await task)} == {"0.0"}
+    assert {version for version, _, _ in spans_of(await request.answer)} == {"0.0"}
     await embedded.ok("/swap_weights", weight_version="0.1")
     await embedded.ok("/continue_generation")
     await _check_serves(embedded, reference, embedded.server.other_model, "0.1")
@@ -151,9 +151,9 @@ async def test_an_engine_that_waits_for_a_broadcast_answers_everything_else(
     assert (await embedded.info())["weight_version"] == "0.0"
     await embedded.ok("/continue_generation")
     await _check_serves(embedded, reference, embedded.server.model, "0.0")
-    task = await embedded.start_running(PROMPT, "runs-meanwhile-0001", max_new_tokens=4000, ignore_eos=True)
+    request = await embedded.start_running(PROMPT, "runs-meanwhile-0001")
     await embedded.ok("/abort_request", rid="runs-meanwhile-0001")
-    await task
+    await request.answer
     await embedded.ok("/pause_generation", mode="abort")
     assert not update.done()
     await _send(sender, 0)

@@ -8,6 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from engine_server import EngineCalls, Reference
+from running_request import ENDLESS_TOKENS
 from safetensors.torch import load_file
 
 from agentrl.inference.checksum import tensor_checksum
@@ -124,7 +125,7 @@ async def test_a_refusal_is_an_episode_failure_with_the_engines_reason(embedded:
 
 async def test_a_cancelled_call_is_aborted_inside_the_engine(engine: EngineCalls) -> None:
     client = engine.server.client()  # draws below are so cold that they go round in circles and end by length
-    task = asyncio.create_task(client.generate(_request("cancelled-0001", 3000, temperature=0.1)))
+    task = asyncio.create_task(client.generate(_request("cancelled-0001", ENDLESS_TOKENS, temperature=0.1)))
     await engine.wait_for(running=1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from engine_server import EngineCalls, Reference, finish_of, generate_body, logprobs_of
 from lora_adapters import MadeAdapter, make_adapter
+from running_request import ENDLESS_TOKENS, MANY_TOKENS
 from safetensors.torch import save_file
 
 from agentrl.types.generation import FinishReason, GenerationRequest, Sampling
@@ -189,19 +190,18 @@ async def test_an_unloaded_adapter_comes_back_from_its_folder_or_is_refused(
 async def test_unloading_waits_for_running_requests_while_others_flow(
     lora_engine: EngineCalls, reference: Reference, first: MadeAdapter, second: MadeAdapter
 ) -> None:
-    long = {"max_new_tokens": 3500, "ignore_eos": True}
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(_loaded(lora_engine, first))
         two = await stack.enter_async_context(_loaded(lora_engine, second))
-        running = await lora_engine.start_running(PROMPT[:9], "keeps-its-adapter", **long, lora_path=one)
+        running = await lora_engine.start_running(PROMPT[:9], "keeps-its-adapter", lora_path=one)
         unloading = asyncio.create_task(lora_engine.ok("/unload_lora_adapter", lora_name=one))
         for name, model in ((None, lora_engine.server.model), (two, second.merged)):
             answer = await lora_engine.generate(PROMPT, max_new_tokens=10, ignore_eos=True, lora_path=name)
             assert _is_as_merged(reference, model, PROMPT, answer)
-        assert not running.done()
+        assert not running.answer.done()
         assert not unloading.done()
         await lora_engine.ok("/abort_request", rid="keeps-its-adapter")
-        answer = await running
+        answer = await running.answer
         assert one not in (await asyncio.wait_for(unloading, 20))["loaded_adapters"]
     assert finish_of(answer) == "abort"
     assert _is_as_merged(reference, first.merged, PROMPT[:9], answer)
@@ -209,8 +209,7 @@ async def test_unloading_waits_for_running_requests_while_others_flow(
 
 async def test_an_adapter_that_is_leaving_takes_no_new_request(embedded: EngineCalls, first: MadeAdapter) -> None:
     async with _loaded(embedded, first) as name:
-        settings = {"max_new_tokens": 3500, "ignore_eos": True, "lora_path": name}
-        running = await embedded.start_running(PROMPT, "last-of-its-kind", **settings)
+        running = await embedded.start_running(PROMPT, "last-of-its-kind", lora_path=name)
         unloading = asyncio.create_task(embedded.ok("/unload_lora_adapter", lora_name=name))
         body = generate_body(PROMPT, max_new_tokens=1, lora_path=name)
         async with asyncio.timeout(20):
@@ -219,19 +218,18 @@ async def test_an_adapter_that_is_leaving_takes_no_new_request(embedded: EngineC
         assert "is being unloaded" in response.text
         await embedded.ok("/abort_request", rid="last-of-its-kind")
         await unloading
-        assert finish_of(await running) == "abort"
+        assert finish_of(await running.answer) == "abort"
         assert "is not loaded" in await embedded.refused("/generate", **body)
 
 
 async def test_loading_disturbs_no_running_request(
     lora_engine: EngineCalls, reference: Reference, first: MadeAdapter
 ) -> None:
-    running = await lora_engine.start_running(PROMPT, "undisturbed-0001", max_new_tokens=2500, ignore_eos=True)
+    running = await lora_engine.start_running(PROMPT, "undisturbed-0001")
     async with _loaded(lora_engine, first) as name:
         await lora_engine.generate(PROMPT, max_new_tokens=5, ignore_eos=True, lora_path=name)
-        assert not running.done()
-        answer = await running
-    assert (len(answer["output_ids"]), answer["meta_info"]["num_retractions"]) == (2500, 0)
+        answer = await running.stop_after(MANY_TOKENS)
+    assert answer["meta_info"]["num_retractions"] == 0
     assert _is_as_merged(reference, lora_engine.server.model, PROMPT, answer)
 
 
@@ -240,7 +238,7 @@ async def test_a_generation_keeps_its_adapter_and_the_next_uses_the_newest(
 ) -> None:
     client = lora_engine.server.client()
     await client.load_adapter(str(first.folder), V1)
-    older = asyncio.create_task(client.generate(_request("client-older-0001", 3500)))
+    older = asyncio.create_task(client.generate(_request("client-older-0001", ENDLESS_TOKENS)))
     await lora_engine.wait_for(running=1)
     await client.load_adapter(str(second.folder), V2)
     newer = await client.generate(_request("client-newer-0001", 6))

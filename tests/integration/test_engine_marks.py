@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_server import EngineCalls
+from running_request import ENDLESS_TOKENS
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
@@ -23,7 +24,6 @@ from agentrl.types.weights import FolderWeights, PauseMode
 from tests.integration import runs
 
 FIRST = PolicyVersion(0, 0)
-NUM_TOKENS = 3500  # by far more than are drawn until the request is aborted
 ENDLESS = "steps=100000"
 PLAIN = Sampling(temperature=0.01)  # at which the model draws no end of text, where SGLang stops
 
@@ -113,7 +113,7 @@ async def test_a_foreign_mark_is_noticed_by_every_look_and_every_answer(engine: 
     client = _client(engine, "mine")
     await take(client, FIRST)
     # Draws so cold go round in circles: no end token comes before the request is aborted.
-    long = _request("taken-away-0001", NUM_TOKENS, Sampling(temperature=0.1))
+    long = _request("taken-away-0001", ENDLESS_TOKENS, Sampling(temperature=0.1))
     playing = asyncio.create_task(client.generate(long))
     await engine.wait_for(running=1)
     await engine.ok("/update_weight_version", new_version="0.0@theirs", abort_all_requests=False)

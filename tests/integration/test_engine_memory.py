@@ -4,12 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 from engine_server import EngineCalls, Reference, logprobs_of, spans_of
+from running_request import MANY_TOKENS
 
 pytestmark = pytest.mark.long
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-NUM_TOKENS = 1500  # so that calls come in time, however slow the machine is
-LONG = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -42,18 +41,18 @@ async def test_released_memory_is_refused_to_generation_until_it_is_back(
 
 
 async def test_memory_that_requests_use_is_not_released(spare: EngineCalls) -> None:
-    task = await spare.start_running(PROMPT, "holds-memory-0001", **LONG)
+    request = await spare.start_running(PROMPT, "holds-memory-0001")
     assert "requests hold memory" in await spare.refused("/release_memory_occupation")
     await spare.ok("/pause_generation", mode="in_place")
     assert "requests hold memory" in await spare.refused("/release_memory_occupation")
     await spare.ok("/continue_generation")
-    assert len((await task)["output_ids"]) == NUM_TOKENS
+    await request.stop_after(MANY_TOKENS)
 
 
 async def test_retracted_requests_go_on_once_cache_and_weights_are_back(
     spare: EngineCalls, reference: Reference
 ) -> None:
-    task = await spare.start_running(PROMPT, "retracted-for-memory-0001", **LONG)
+    request = await spare.start_running(PROMPT, "retracted-for-memory-0001")
     await spare.ok("/pause_generation", mode="retract")
     await spare.ok("/release_memory_occupation")
     assert "KV cache is released" in await spare.refused("/continue_generation")
@@ -61,9 +60,9 @@ async def test_retracted_requests_go_on_once_cache_and_weights_are_back(
     assert "update all weights first" in await spare.refused("/continue_generation")
     await spare.load(spare.server.other_model, "0.1")
     await spare.ok("/continue_generation")
-    answer = await task
+    answer = await request.stop_after(MANY_TOKENS)
     (_, _, switch), (version, _, end) = spans_of(answer)
-    assert (version, end) == ("0.1", NUM_TOKENS)
+    assert (version, end) == ("0.1", len(answer["output_ids"]))
     expected = reference.sampled(spare.server.other_model, PROMPT, answer["output_ids"])[switch:]
     assert logprobs_of(answer)[switch:] == pytest.approx(expected, abs=1e-3)
 
@@ -87,10 +86,10 @@ async def test_a_client_has_an_engine_release_its_memory_and_take_it_again(
 ) -> None:
     client = engine.server.client(control_s=60.0)
     for _ in range(2):
-        task = await engine.start_running(PROMPT, **LONG)
+        request = await engine.start_running(PROMPT)
         assert await client.pause() in (0, 1)  # SGLang does not say how many it interrupted
         await client.release_memory()
-        cut = await task
+        cut = await request.answer
         assert cut["meta_info"]["finish_reason"]["type"] == "abort"
         await client.resume_memory()
         await client.resume()

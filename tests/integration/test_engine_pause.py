@@ -4,22 +4,19 @@ import asyncio
 
 import pytest
 from engine_server import EngineCalls, finish_of, logprobs_of
+from running_request import ENDLESS, ENDLESS_TOKENS, MANY_TOKENS
 
 from agentrl.types.errors import EngineError
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-# So many tokens that calls come in time, however slow the machine is.
-LONG = {"max_new_tokens": 1000, "temperature": 0, "ignore_eos": True}
-MOST_TOKENS = 3000
-ENDLESS = {"max_new_tokens": MOST_TOKENS, "ignore_eos": True}
 
 
 async def test_a_pause_by_abort_returns_partial_outputs_at_once(engine: EngineCalls) -> None:
-    tasks = [await engine.start_running(PROMPT, f"paused-away-{n:04d}", **ENDLESS) for n in range(2)]
+    requests = [await engine.start_running(PROMPT, f"paused-away-{n:04d}") for n in range(2)]
     await engine.ok("/pause_generation", mode="abort")
-    answers = await asyncio.gather(*tasks)
+    answers = await asyncio.gather(*(request.answer for request in requests))
     assert {finish_of(answer) for answer in answers} == {"abort"}
-    assert all(0 < len(answer["output_ids"]) < MOST_TOKENS for answer in answers)
+    assert all(0 < len(answer["output_ids"]) < ENDLESS_TOKENS for answer in answers)
 
 
 async def test_abort_is_the_default_and_counts_what_it_interrupted(embedded: EngineCalls) -> None:
@@ -32,16 +29,15 @@ async def test_abort_is_the_default_and_counts_what_it_interrupted(embedded: Eng
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_paused_request_goes_on_as_if_nothing_had_happened(engine: EngineCalls, mode: str) -> None:
-    undisturbed = await engine.generate(PROMPT, **LONG)
-    task = await engine.start_running(PROMPT, f"goes-on-after-{mode}", **LONG)
+    request = await engine.start_running(PROMPT, f"goes-on-after-{mode}", temperature=0)
     await engine.ok("/pause_generation", mode=mode)
-    await asyncio.sleep(0.3)
-    assert not task.done()
+    await request.until_still()
     await engine.ok("/continue_generation")
-    answer = await task
+    answer = await request.stop_after(MANY_TOKENS)
+    most = len(answer["output_ids"])
+    undisturbed = await engine.generate(PROMPT, max_new_tokens=most, temperature=0, ignore_eos=True)
     assert answer["output_ids"] == undisturbed["output_ids"]
     assert logprobs_of(answer) == pytest.approx(logprobs_of(undisturbed), abs=1e-4)
-    assert finish_of(answer) == "length"
     assert answer["meta_info"]["num_retractions"] == (1 if mode == "retract" else 0)
 
 

@@ -7,23 +7,16 @@ import pytest
 from engine_server import EngineCalls, finish_of, logprobs_of
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-LONG = 1200
+REST_TOKENS = 50
 """Tokens that take far longer than a client on a busy machine needs to see the first and abort."""
 
 
 async def _interrupt(engine: EngineCalls, after: int, **sampling: Any) -> dict[str, Any]:
-    """The partial output of a request that is aborted once `after` tokens were seen; it has to ask for far more."""
-    last: dict[str, Any] = {}
-    is_aborted = False
-    async for event in engine.stream(PROMPT, "interrupted-request", **sampling):
-        if event == "[DONE]":
-            break
-        if len(event["output_ids"]) >= after and not is_aborted:
-            await engine.post("/abort_request", rid="interrupted-request")
-            is_aborted = True
-        last = event
-    assert finish_of(last) == "abort"
-    return last
+    """The partial output of a request that is aborted once `after` tokens were seen."""
+    request = await engine.start_running(PROMPT, "interrupted-request", **sampling)
+    partial = await request.stop_after(after - request.num_tokens)
+    assert finish_of(partial) == "abort"
+    return partial
 
 
 async def test_one_seed_draws_the_same_tokens_and_another_draws_others(embedded: EngineCalls) -> None:
@@ -41,11 +34,10 @@ async def test_without_a_seed_each_request_draws_its_own(engine: EngineCalls) ->
 
 async def test_continuing_from_prompt_and_partial_output_draws_the_tokens_of_the_whole(embedded: EngineCalls) -> None:
     sampling = {"temperature": 1.0, "sampling_seed": 77, "ignore_eos": True}
-    whole = await embedded.generate(PROMPT, max_new_tokens=LONG, **sampling)
-    partial = await _interrupt(embedded, 10, max_new_tokens=LONG, **sampling)
+    partial = await _interrupt(embedded, 10, **sampling)
     done = partial["output_ids"]
-    assert 10 <= len(done) < LONG
-    rest = await embedded.generate(PROMPT + done, max_new_tokens=LONG - len(done), **sampling)
+    whole = await embedded.generate(PROMPT, max_new_tokens=len(done) + REST_TOKENS, **sampling)
+    rest = await embedded.generate(PROMPT + done, max_new_tokens=REST_TOKENS, **sampling)
     assert done + rest["output_ids"] == whole["output_ids"]
     assert logprobs_of(partial) + logprobs_of(rest) == pytest.approx(logprobs_of(whole), abs=1e-4)
 
@@ -79,10 +71,11 @@ async def test_deterministic_truncation_does_not_depend_on_batching_either(exact
 
 async def test_a_deterministic_continuation_is_bit_identical(exact_engine: EngineCalls) -> None:
     sampling = {"temperature": 1.0, "sampling_seed": 78, "ignore_eos": True}
-    whole = await exact_engine.generate(PROMPT, max_new_tokens=LONG, **sampling)
-    partial = await _interrupt(exact_engine, 8, max_new_tokens=LONG, **sampling)
+    partial = await _interrupt(exact_engine, 8, **sampling)
     done = partial["output_ids"]
     await exact_engine.flush()
-    rest = await exact_engine.generate(PROMPT + done, max_new_tokens=LONG - len(done), **sampling)
+    whole = await exact_engine.generate(PROMPT, max_new_tokens=len(done) + REST_TOKENS, **sampling)
+    await exact_engine.flush()
+    rest = await exact_engine.generate(PROMPT + done, max_new_tokens=REST_TOKENS, **sampling)
     assert done + rest["output_ids"] == whole["output_ids"]
     assert logprobs_of(partial) + logprobs_of(rest) == logprobs_of(whole)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from engine_server import EngineCalls, Reference, logprobs_of, pickled
+from running_request import MANY_TOKENS
 from safetensors.torch import load_file
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
@@ -40,7 +41,7 @@ async def guarded(embedded: EngineCalls, reference: Reference) -> Any:
         ({"input_ids": [5], "logprob_start_len": 1.5}, "logprob_start_len"),
         ({"input_ids": [5], "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens 0"),
         ({"input_ids": [5], "return_sampling_mask": True}, "return_sampling_mask"),
-        ({"input_ids": [5] * 5000}, "5000 tokens"),
+        ({"input_ids": [5] * 20_000}, "20000 tokens"),
     ],
 )
 async def test_a_generation_that_does_not_fit_is_refused_by_name(
@@ -80,11 +81,10 @@ async def test_a_temperature_too_small_to_divide_by_is_greedy(guarded: EngineCal
 
 
 async def test_an_id_in_flight_is_refused_and_its_owner_runs_on(engine: EngineCalls) -> None:
-    task = engine.start(PROMPT, "taken-already-0001", max_new_tokens=1500, ignore_eos=True)
-    await engine.wait_for(running=1)
+    request = await engine.start_running(PROMPT, "taken-already-0001")
     message = await engine.refused("/generate", input_ids=PROMPT, rid="taken-already-0001")
     assert "taken-already-0001" in message or "dup" in message.lower()
-    assert len((await task)["output_ids"]) == 1500
+    await request.stop_after(MANY_TOKENS)
 
 
 async def test_a_batch_names_an_adapter_for_each_prompt(guarded: EngineCalls) -> None:

@@ -66,9 +66,9 @@ async def test_a_start_behind_the_prompt_is_refused(moe_engine: EngineCalls) -> 
 
 async def test_an_aborted_request_reports_what_it_has(moe_engine: EngineCalls, router: Router) -> None:
     prompt = [99, *PROMPT[:20]]
-    task = await moe_engine.start_running(prompt, "routed-abort-0001", max_new_tokens=3000, **WANTED)
+    request = await moe_engine.start_running(prompt, "routed-abort-0001", **WANTED)
     await moe_engine.ok("/abort_request", rid="routed-abort-0001")
-    answer = await task
+    answer = await request.answer
     assert finish_of(answer) == "abort"
     assert answer["output_ids"]
     assert np.array_equal(_experts(answer), router(prompt + answer["output_ids"])[:-1])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_server import EngineCalls, Reference, copy_model, logprobs_of, pickled, spans_of
+from running_request import MANY_TOKENS
 from safetensors.torch import load_file
 
 from agentrl.inference.checksum import tensor_checksum
@@ -14,7 +15,6 @@ from agentrl.weights.payloads import shared_payload
 pytestmark = pytest.mark.long
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-LONG = {"max_new_tokens": 1500, "ignore_eos": True}
 
 
 async def _check_new_weights(engine: EngineCalls, reference: Reference, version: str = "0.1") -> None:
@@ -30,14 +30,14 @@ async def _check_new_weights(engine: EngineCalls, reference: Reference, version:
 async def test_weights_staged_while_tokens_flow_are_served_by_the_update_that_names_them(
     embedded: EngineCalls, reference: Reference
 ) -> None:
-    task = await embedded.start_running(PROMPT, "flows-on-0001", **LONG)
+    request = await embedded.start_running(PROMPT, "flows-on-0001")
     before = await embedded.ok("/weights_checker", action="checksum")
     body = {"model_path": str(embedded.server.other_model), "weight_version": "0.1"}
     await embedded.ok("/stage_weights", **body)
-    assert not task.done()
+    assert not request.answer.done()
     assert await embedded.ok("/weights_checker", action="checksum") == before
     await embedded.ok("/pause_generation", mode="abort")
-    assert {span[0] for span in spans_of(await task)} == {"0.0"}
+    assert {span[0] for span in spans_of(await request.answer)} == {"0.0"}
     await embedded.ok("/update_weights_from_disk", **body)
     await embedded.ok("/continue_generation")
     await _check_new_weights(embedded, reference)
@@ -50,12 +50,12 @@ async def test_a_swap_in_place_exchanges_weights_between_two_tokens(
     for piece in (tensors[:4], tensors[4:]):
         payload = shared_payload(piece)
         await embedded.ok("/stage_weights", serialized_named_tensors=[payload], weight_version="0.1")
-    task = await embedded.start_running(PROMPT, "swapped-under-0001", **LONG)
+    request = await embedded.start_running(PROMPT, "swapped-under-0001")
     await embedded.ok("/swap_weights", weight_version="0.1", in_place=True)
-    answer = await task
+    answer = await request.stop_after(MANY_TOKENS)
     (_, _, switch), (version, _, end) = spans_of(answer)
-    assert (version, end) == ("0.1", 1500)
-    assert spans_of(answer, "kv_versions") == [("0.0", 0, 1500)]
+    assert (version, end) == ("0.1", len(answer["output_ids"]))
+    assert spans_of(answer, "kv_versions") == [("0.0", 0, end)]
     before = reference.sampled(embedded.server.model, PROMPT, answer["output_ids"])[:switch]
     assert logprobs_of(answer)[:switch] == pytest.approx(before, abs=1e-3)
     await _check_new_weights(embedded, reference)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from engine_server import EngineCalls, Reference, copy_model, finish_of, logprobs_of, pickled, spans_of
 from flattened import flatten
+from running_request import MANY_TOKENS
 from safetensors.torch import load_file, save_file
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
 # So long that it is still running when it is paused, however slow this process is meanwhile.
-LONG = {"max_new_tokens": 1500, "ignore_eos": True}
 
 
 def _tensors(engine: EngineCalls) -> list[tuple[str, torch.Tensor]]:
@@ -26,24 +26,27 @@ async def _serves(engine: EngineCalls, reference: Reference, model: object, vers
 async def test_a_paused_cache_can_be_flushed_unless_requests_are_frozen_in_it(
     engine: EngineCalls, mode: str, status: int
 ) -> None:
-    task = await engine.start_running(PROMPT, f"flushed-under-{mode}", **LONG)
+    request = await engine.start_running(PROMPT, f"flushed-under-{mode}")
     await engine.ok("/pause_generation", mode=mode)
     assert (await engine.post("/flush_cache")).status_code == status
     await engine.ok("/continue_generation")
-    assert finish_of(await task) == ("abort" if mode == "abort" else "length")
+    if mode == "abort":
+        assert finish_of(await request.answer) == "abort"
+    else:
+        await request.stop_after(MANY_TOKENS)
 
 
 async def test_an_in_place_load_that_flushes_is_refused_before_or_after_it_changed_the_weights(
     engine: EngineCalls, reference: Reference
 ) -> None:
-    task = await engine.start_running(PROMPT, "frozen-under-a-flush", **LONG)
+    request = await engine.start_running(PROMPT, "frozen-under-a-flush")
     await engine.ok("/pause_generation", mode="in_place")
     body = {"model_path": str(engine.server.other_model), "weight_version": "0.1", "abort_all_requests": False}
     assert (await engine.post("/update_weights_from_disk", **body)).status_code == 400
     assert (await engine.info())["weight_version"] == "0.0"
     await engine.ok("/abort_request", abort_all=True)
     await engine.ok("/continue_generation")
-    await task
+    await request.answer
     await engine.flush()
     answer = await engine.generate(PROMPT, max_new_tokens=10, ignore_eos=True)
     served = engine.server.model if engine.server.traits.refuses_before_loading else engine.server.other_model

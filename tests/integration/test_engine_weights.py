@@ -4,13 +4,12 @@ import asyncio
 
 import pytest
 from engine_server import EngineCalls, Reference, finish_of, logprobs_of, pickled, spans_of
+from running_request import MANY_TOKENS
 from safetensors.torch import load_file
 
 from agentrl.inference.checksum import tensor_checksum
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-NUM_TOKENS = 1500  # so that calls come in time, however slow the machine is
-LONG = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -76,25 +75,26 @@ async def test_requests_during_an_update_run_on_the_old_weights_or_on_half_of_th
 
 
 async def test_a_request_frozen_in_place_goes_on_with_its_old_cache(engine: EngineCalls, reference: Reference) -> None:
-    task = await engine.start_running(PROMPT, **LONG)
+    request = await engine.start_running(PROMPT)
     await engine.ok("/pause_generation", mode="in_place")
     await engine.load(engine.server.other_model, "0.1", flush_cache=False)
     await engine.ok("/continue_generation")
-    answer = await task
-    switch = spans_of(answer)[0][2]
-    assert spans_of(answer) == [("0.0", 0, switch), ("0.1", switch, NUM_TOKENS)]
+    answer = await request.stop_after(MANY_TOKENS)
+    switch, end = spans_of(answer)[0][2], len(answer["output_ids"])
+    assert spans_of(answer) == [("0.0", 0, switch), ("0.1", switch, end)]
     after = reference.sampled(engine.server.other_model, PROMPT, answer["output_ids"])[switch:]
     assert logprobs_of(answer)[switch:] != pytest.approx(after, abs=1e-3)
     if engine.server.traits.reports_kv_versions:
-        assert spans_of(answer, "kv_versions") == [("0.0", 0, NUM_TOKENS)]
+        assert spans_of(answer, "kv_versions") == [("0.0", 0, end)]
 
 
 async def test_an_aborted_request_goes_on_from_its_tokens_under_the_new_weights(
     engine: EngineCalls, reference: Reference
 ) -> None:
-    task = await engine.start_running(PROMPT, **LONG)
+    request = await engine.start_running(PROMPT)
     await engine.ok("/pause_generation", mode="abort")
-    partial = await task
+    partial = await request.answer
+    assert finish_of(partial) == "abort"
     await engine.load(engine.server.other_model, "0.1")
     await engine.ok("/continue_generation")
     prompt = PROMPT + partial["output_ids"]
@@ -106,11 +106,11 @@ async def test_an_aborted_request_goes_on_from_its_tokens_under_the_new_weights(
 
 
 async def test_an_update_of_a_running_engine_waits_for_what_runs(engine: EngineCalls) -> None:
-    task = await engine.start_running(PROMPT, max_new_tokens=1500, ignore_eos=True)
+    request = await engine.start_running(PROMPT, max_new_tokens=1500)
     update = asyncio.create_task(engine.load(engine.server.other_model, "0.1"))
     await asyncio.sleep(0.3)
     late = engine.start(PROMPT, max_new_tokens=3, ignore_eos=True)
-    answer = await task
+    answer = await request.answer
     assert finish_of(answer) == "length"
     assert spans_of(answer) == [("0.0", 0, 1500)]
     await update
@@ -119,19 +119,18 @@ async def test_an_update_of_a_running_engine_waits_for_what_runs(engine: EngineC
 
 async def test_renaming_the_version_changes_the_label_and_nothing_else(engine: EngineCalls) -> None:
     before = await engine.checksums()
-    task = await engine.start_running(PROMPT, **LONG)
+    request = await engine.start_running(PROMPT)
     answer = await engine.ok("/update_weight_version", new_version="3.7", abort_all_requests=False)
     assert answer["new_version"] == "3.7"
-    assert not task.done()
-    assert [span[0] for span in spans_of(await task)] == ["0.0", "3.7"]
+    assert [span[0] for span in spans_of(await request.stop_after(MANY_TOKENS))] == ["0.0", "3.7"]
     assert (await engine.info())["weight_version"] == "3.7"
     assert await engine.checksums() == before
 
 
 async def test_renaming_the_version_aborts_everything_unless_told_otherwise(engine: EngineCalls) -> None:
-    task = await engine.start_running(PROMPT, **LONG)
+    request = await engine.start_running(PROMPT)
     await engine.ok("/update_weight_version", new_version="0.5")
-    assert finish_of(await task) == "abort"
+    assert finish_of(await request.answer) == "abort"
 
 
 async def test_checksums_are_those_of_the_tensors_on_disk(embedded: EngineCalls, exact_engine: EngineCalls) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from engine_server import EngineCalls, Reference
 from fleet_sessions import LOAD_S, PROMPT, check, make_manifest, make_transport, play, start_sessions
+from running_request import ENDLESS_TOKENS
 
 from agentrl.inference.config import ClientConfig
 from agentrl.inference.fleet import Fleet
@@ -152,15 +153,15 @@ async def test_replies_that_do_not_end_in_time_go_on_under_the_new_weights(
 
 async def test_requests_of_others_end_in_time_or_are_cut_at_the_deadline(engine: EngineCalls) -> None:
     async with _draining(engine, LONG_S) as draining:
-        short = await engine.start_running(PROMPT, max_new_tokens=100, ignore_eos=True)
+        short = await engine.start_running(PROMPT, max_new_tokens=100)
         await draining.publisher.publish(draining.manifest)
-        assert (await short)["meta_info"]["finish_reason"]["type"] == "length"
+        assert (await short.answer)["meta_info"]["finish_reason"]["type"] == "length"
         assert draining.count("drain_s") < LONG_S
     await engine.restore()
     async with _draining(engine, SHORT_S) as draining:
-        long = await engine.start_running(PROMPT, max_new_tokens=3000, ignore_eos=True)
+        long = await engine.start_running(PROMPT)
         await draining.publisher.publish(draining.manifest)
-        answer = await long
+        answer = await long.answer
         assert answer["meta_info"]["finish_reason"]["type"] == "abort"
-        assert 0 < len(answer["output_ids"]) < 3000
+        assert 0 < len(answer["output_ids"]) < ENDLESS_TOKENS
         assert draining.count("drain_s") >= SHORT_S

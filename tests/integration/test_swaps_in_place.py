@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_server import EngineCalls, Reference, logprobs_of, spans_of
+from running_request import MANY_TOKENS
 
 from agentrl.inference.client import EngineClient
 from agentrl.types.generation import Generation, GenerationRequest, Sampling
@@ -24,7 +25,6 @@ FIRST = PolicyVersion(0, 0)
 GAP_NATS = 1e-3
 TELLING_GAP_NATS = 0.02
 NUM_TOKENS = 160
-LONG_TOKENS = 1500  # so that a pause comes in time, however slow the machine is
 NUM_REQUESTS = 9  # some of them wait: six run at once
 NUM_SWAPS = 4
 NUM_TRIES = 60  # to swap while a prompt is read; each tells whether the next has to come sooner or later
@@ -136,15 +136,15 @@ async def test_a_server_that_schedules_ahead_gives_the_token_in_its_queue_the_la
     engine: EngineCalls, reference: Reference, late: int
 ) -> None:
     prompt = [20, 31, 42, 53, 64, 75, 86]
-    task = await engine.start_running(prompt, max_new_tokens=LONG_TOKENS, temperature=1.0, ignore_eos=True)
+    request = await engine.start_running(prompt, temperature=1.0)
     await engine.ok("/pause_generation", mode="in_place")
     await engine.load(engine.server.other_model, "0.1", flush_cache=False)
     await engine.ok("/continue_generation")
-    answer = await task
+    answer = await request.stop_after(MANY_TOKENS)
     (_, _, switch), _ = spans_of(answer)
     ids = prompt + answer["output_ids"]
     parts = [(engine.server.model, len(prompt) + switch - 1 + late), (engine.server.other_model, len(ids))]
     table = reference.switched(parts, ids)[len(prompt) - 1 : -1].numpy()
-    gaps = np.abs(table[np.arange(LONG_TOKENS), answer["output_ids"]] - np.asarray(logprobs_of(answer)))
+    gaps = np.abs(table[np.arange(len(answer["output_ids"])), answer["output_ids"]] - np.asarray(logprobs_of(answer)))
     is_late = engine.server.traits.labels_tokens_in_its_queue_late
     assert (gaps.max() < GAP_NATS) == (is_late == bool(late))
