@@ -97,7 +97,7 @@ async def test_a_newer_model_that_sglang_loads_is_in_the_version_of_its_scores(r
 
 async def test_a_context_that_sglang_finds_too_long_fails_alone(reward_engine: EngineCalls) -> None:
     scorer = await scorer_of(reward_engine.server, ClassificationForm())
-    refused, scored = await scorer.score([turn(5000, 10), TURNS[0]])
+    refused, scored = await scorer.score([turn(20_000, 10), TURNS[0]])
     assert refused.failure is not None
     assert refused.failure.kind == "refused"
     assert scored.failure is None
@@ -125,7 +125,7 @@ async def test_a_teacher_gives_hugging_faces_log_probabilities_of_each_replys_to
 async def test_a_context_that_is_too_long_for_a_teacher_fails_alone(engine: EngineCalls) -> None:
     config = TeacherConfig(name="teacher", url=engine.server.url, call_s=120.0)
     scorer = await teacher.build(config, ScorerSetting({"main": engine.server.model}))
-    refused, scored = await scorer.score([turn(5000, 10), TURNS[0]])
+    refused, scored = await scorer.score([turn(20_000, 10), TURNS[0]])
     assert refused.logprobs is None
     assert refused.failure is not None
     assert scored.failure is None
