@@ -6,6 +6,7 @@ import os
 import struct
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,19 +65,32 @@ async def test_a_file_that_announces_what_it_has_not_is_refused(tmp_path: Path, 
         await read_in_time("weights", lambda pace: read_tensors(path, pace))
 
 
-async def test_a_disk_that_goes_on_slowly_is_waited_for_and_one_that_stands_still_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(files, "_STALL_S", 0.2)
-    never = threading.Event()
+async def test_a_disk_that_goes_on_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, has_looked, waiting = 0.0, threading.Event(), threading.current_thread()
+
+    def monotonic() -> float:
+        if threading.current_thread() is waiting:
+            has_looked.set()
+        return now_s
 
     def slow(pace: Pace) -> str:
-        for _ in range(6):
-            never.wait(0.1)
+        nonlocal now_s
+        for _ in range(3):
+            now_s += 0.15
             pace.went_on()
+            has_looked.clear()
+            assert has_looked.wait(60.0)
         return "read"
 
+    monkeypatch.setattr(files, "_STALL_S", 0.2)
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(files, "Pace", lambda: Pace(0.0))
     assert await read_in_time("weights", slow) == "read"
+
+
+async def test_a_disk_that_stands_still_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_STALL_S", 0.2)
+    never = threading.Event()
     with pytest.raises(BadRequestError, match="weights cannot be read: its disk does not answer"):
         await read_in_time("weights", lambda pace: never.wait(60.0))
     never.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import anthropic
 import openai
@@ -13,6 +14,7 @@ from gateway_parts import ANSWER, ASKED, QUESTION, TOOL, Held, client, play, raw
 from agentrl.gateway.starting import LazyGateway
 from agentrl.testing.scripted import AbortingEngine, ScriptedEngine
 from agentrl.testing.tiny import tiny_chat
+from agentrl.types import errors
 from agentrl.types.episode import StopReason
 from agentrl.types.errors import Boundary, EpisodeError
 from agentrl.types.trajectory import build_trajectories
@@ -239,17 +241,24 @@ async def test_an_engine_that_fails_fails_the_episode_whatever_the_program_does(
     assert (episode.failure.boundary, episode.failure.kind) == (Boundary.ENGINE, "gone")
 
 
-async def test_the_deadline_of_the_episode_ends_calls_in_flight(chat):
+async def test_the_deadline_of_the_episode_ends_calls_in_flight(chat, monkeypatch):
     engine = Held(chat)
-    answers = []
+    answers, limits = [], []  # the first limit is that of the episode
+
+    def timeout(seconds):
+        limits.append(asyncio.timeout(seconds))
+        return limits[-1]
 
     async def agent(access):
         call = asyncio.create_task(raw(access, "/v1/chat/completions", ASKED))
         answers.append(call)
+        await engine.asked.wait()
+        limits[0].reschedule(asyncio.get_running_loop().time())
         await asyncio.Event().wait()
 
+    monkeypatch.setattr(errors, "asyncio", SimpleNamespace(timeout=timeout))
     gateway = LazyGateway()
-    episode = await play(chat, engine, agent, gateway, total_s=2.0)
+    episode = await play(chat, engine, agent, gateway)
     answer = await answers[0]
     await gateway.close()
     assert (episode.failure.boundary, episode.failure.kind) == (Boundary.TIMEOUT, "episode")

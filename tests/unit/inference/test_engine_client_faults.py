@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from canned_server import HANGS, HANGS_UP, canned_server, json_answer, plain_ans
 
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import ClientConfig
+from agentrl.inference.transport import Answer, HttpConnections, NoAnswerError
+from agentrl.testing.clock import run_virtual
 from agentrl.types.errors import Boundary, EngineBusyError, EngineError, EpisodeError
 from agentrl.types.generation import GenerationRequest, Sampling
 from agentrl.types.version import PolicyVersion
@@ -79,7 +82,7 @@ async def test_half_an_answer_is_waited_for_until_the_deadline() -> None:
 
 async def test_a_silent_engine_is_a_timeout_and_hears_an_abort() -> None:
     async with canned_server({"/generate": HANGS}) as server:
-        client = EngineClient("main-0", server.url, QUICK)
+        client = EngineClient("main-0", server.url, ClientConfig(generate_s=0.2))
         with pytest.raises(EpisodeError, match=r"main-0 gave no reply within 0.2 s") as caught:
             await client.generate(REQUEST)
         await client.close()
@@ -87,17 +90,44 @@ async def test_a_silent_engine_is_a_timeout_and_hears_an_abort() -> None:
     assert server.seen[-1] == ("/abort_request", {"rid": "rid-1"})
 
 
-async def test_a_cancelled_call_sends_an_abort_even_if_that_hangs() -> None:
-    async with canned_server({"/generate": HANGS, "/abort_request": HANGS}) as server:
-        client = EngineClient("main-0", server.url, ClientConfig(control_s=3000.0))
+@dataclass
+class Unanswered:
+    """Takes the place of connections: when which path was asked for, on a virtual clock, and how a call fails."""
+
+    fails: Callable[[], Answer] | None = None
+    seen: list[tuple[float, str]] = field(default_factory=list)
+
+    async def request(self, path: str) -> Answer:
+        self.seen.append((asyncio.get_running_loop().time(), path))
+        if self.fails is None:
+            await asyncio.Event().wait()
+        return self.fails()
+
+    def put(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(HttpConnections, "request", lambda _, method, path, body=None: self.request(path))
+
+
+def _hang_up() -> Answer:
+    raise NoAnswerError("ServerDisconnectedError", is_delivered=True)
+
+
+def test_a_cancelled_call_sends_an_abort_even_if_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Unanswered()
+    engine.put(monkeypatch)
+
+    async def cancel() -> float:
+        client = EngineClient("main-0", "http://engine", ClientConfig(control_s=3000.0))
         task = asyncio.create_task(client.generate(REQUEST))
-        while not server.seen:
-            await asyncio.sleep(0.001)
+        while not engine.seen:
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await client.close()
-    assert server.paths() == ["/generate", "/abort_request"]
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(cancel()) == pytest.approx(1.0)
+    assert engine.seen == [(0.0, "/generate"), (0.0, "/abort_request")]
 
 
 @pytest.mark.parametrize(
@@ -191,15 +221,31 @@ async def test_a_pause_whose_answer_is_lost_is_sent_again() -> None:
     assert client.repeated_calls["/pause_generation"] >= 1
 
 
-@pytest.mark.parametrize("answer", [HANGS, HANGS_UP, plain_answer(b"", 502)])
-async def test_a_resume_that_is_never_answered_ends_at_its_deadline(answer: bytes) -> None:
-    async with canned_server({"/continue_generation": answer}) as server:
-        client = EngineClient("main-0", server.url, ClientConfig(control_s=0.6))
+@pytest.mark.parametrize(
+    ("fails", "asked_s", "ended_s"),
+    [
+        (None, [0, 2.05, 4.15], 6.0),
+        (_hang_up, [0, 0.05, 0.15, 0.35, 0.75, 1.55, 3.15], 3.15),
+        (lambda: Answer(502, {}, b""), [0, 0.05, 0.15, 0.35, 0.75, 1.55, 3.15], 3.15),
+    ],
+)
+def test_a_resume_that_is_never_answered_is_sent_again_and_ends_by_its_deadline(
+    fails: Callable[[], Answer] | None, asked_s: list[float], ended_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Unanswered(fails)
+    engine.put(monkeypatch)
+
+    async def resume() -> tuple[float, int]:
+        client = EngineClient("main-0", "http://engine", ClientConfig(control_s=6.0))
         with pytest.raises(EngineError, match="/continue_generation"):
             await client.resume()
         await client.close()
-    assert len(server.seen) > 2
-    assert client.repeated_calls["/continue_generation"] == len(server.seen) - 1
+        return asyncio.get_running_loop().time(), client.repeated_calls["/continue_generation"]
+
+    ended, num_repeated = run_virtual(resume())
+    assert ended == pytest.approx(ended_s)
+    assert [at for at, _ in engine.seen] == pytest.approx(asked_s)
+    assert num_repeated == len(asked_s) - 1
 
 
 async def test_a_resume_that_the_engine_refuses_is_not_sent_again() -> None:

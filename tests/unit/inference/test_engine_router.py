@@ -260,7 +260,7 @@ async def test_requests_of_an_engine_that_dies_go_elsewhere_at_once(fleet: Parts
     task = asyncio.create_task(router.generate(_request("mine")))
     await asyncio.sleep(0.01)
     router.fleet.dead("a", "killed")
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         await task
     assert engines[1].sessions == ["mine"]
     assert router.regenerated == 1

@@ -24,7 +24,7 @@ MODES = list(PauseMode)
 async def serving(mode: PauseMode, **answers: bytes) -> AsyncIterator[tuple[CannedServer, EngineClient]]:
     """An engine that answers the calls of these names so, and all others with an empty object."""
     async with canned_server({f"/{name}": answer for name, answer in answers.items()}) as server:
-        client = EngineClient("main-0", server.url, ClientConfig(control_s=5.0, load_s=5.0), mode)
+        client = EngineClient("main-0", server.url, ClientConfig(), mode)
         yield server, client
         await client.close()
 

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from agentrl.inference import ownership
 from agentrl.inference.client import EngineClient
 from agentrl.inference.config import AttachedEngineConfig, ClientConfig
 from agentrl.orchestration.engines import Attachment, let_go, wait_for_answer
@@ -15,7 +16,7 @@ from agentrl.types.version import PolicyVersion
 from agentrl.types.weights import PauseMode
 from tests.unit.inference.canned_server import HANGS, CannedServer, canned_server, json_answer, plain_answer
 
-CLIENT = ClientConfig(control_s=0.5)
+CLIENT = ClientConfig()
 OURS, THEIRS, PAUSED = ({"weight_version": label, "paused": None} for label in ("0.3@ours", "0.3@theirs", "0.3@ours"))
 PAUSED = PAUSED | {"paused": "abort"}
 TOLD = ("/pause_generation", "/continue_generation", "/update_weight_version", "/flush_cache")
@@ -65,7 +66,7 @@ async def test_an_engine_that_another_run_has_by_now_is_left_as_that_run_paused_
 
 async def _attached(answers: dict[str, bytes]) -> list[str]:
     """What an engine with these answers is told when a run takes it."""
-    config = AttachedEngineConfig(urls=["http://engine"], start_s=5.0)
+    config = AttachedEngineConfig(urls=["http://engine"], start_s=60.0)
     async with canned_server(answers) as server:
         attachment = Attachment("main-0", server.url, config, CLIENT, PauseMode.ABORT, PolicyVersion(0, 3), "ours")
         await (await attachment.attach()).close()
@@ -85,8 +86,10 @@ TAKEN = ["/update_weight_version", "/continue_generation", "/flush_cache"]
     ],
 )
 async def test_a_run_says_that_an_engine_was_left_paused_and_lets_it_generate_with_an_empty_cache(
-    answers: dict[str, bytes], is_paused: bool, caplog: pytest.LogCaptureFixture
+    answers: dict[str, bytes], is_paused: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if answers.get("/health") == HANGS:
+        monkeypatch.setattr(ownership, "_HEALTH_S", 0.2)
     caplog.set_level(logging.WARNING)
     assert await _attached({"/flush_cache": plain_answer(b"Cache flushed."), **answers}) == TAKEN
     assert ("left paused" in caplog.text) is is_paused

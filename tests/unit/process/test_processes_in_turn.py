@@ -6,13 +6,12 @@ from pathlib import Path
 
 from tests.storms.in_turn import Program, run_in_turn
 
-# A parent and its child, each of which writes down the clock all the time.
+# A parent and its child, each of which writes down the clock all the time, until a file is there.
 _NOTING = """
 import os, sys, time
 is_parent = os.fork() != 0
-end = time.time() + float(sys.argv[2])
 with open(f"{sys.argv[1]}-{is_parent}", "w") as file:
-    while time.time() < end:
+    while not os.path.exists(sys.argv[2]):
         file.write(f"{time.time()}\\n")
         file.flush()
         time.sleep(0.001)
@@ -22,10 +21,17 @@ if is_parent:
 
 
 def test_programs_have_the_machine_in_turn_with_all_their_processes(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
     programs = [
-        Program(subprocess.Popen([sys.executable, "-c", _NOTING, str(tmp_path / name), "1.5"])) for name in "ab"
+        Program(subprocess.Popen([sys.executable, "-c", _NOTING, str(tmp_path / name), str(stop)])) for name in "ab"
     ]
-    run_in_turn(programs, lambda: all(len(program.moments) >= 4 for program in programs), moment_s=0.15)
+
+    def are_done() -> bool:
+        if all(len(program.moments) >= 4 for program in programs):
+            stop.touch()
+        return stop.exists()
+
+    run_in_turn(programs, are_done, moment_s=0.15)
     assert all(program.process.wait() == 0 for program in programs)
     for program, name in zip(programs, "ab", strict=True):
         first = program.moments[0][0]
@@ -35,7 +41,8 @@ def test_programs_have_the_machine_in_turn_with_all_their_processes(tmp_path: Pa
         inside = [any(start <= t <= end + 0.02 for start, end in program.moments) for t in times if t > first]
         assert inside
         assert all(inside)
-        assert program.active_s(program.moments[1][1]) < 0.6 * (program.moments[-1][1] - first)
+    starts = sorted((start, name) for program, name in zip(programs, "ab", strict=True) for start, _ in program.moments)
+    assert [name for _, name in starts] == ["a", "b"] * len(programs[0].moments)
     for start, end in programs[0].moments:
         assert all(end <= other_start or other_end <= start for other_start, other_end in programs[1].moments)
 
