@@ -147,6 +147,13 @@ async def _make(name: str, folder: Path, requirements: Requirements, log: Path) 
     frozen.replace(folder / _LOCK)
 
 
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """End a process with its group, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError):  # that it has just ended is not known yet
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 async def _run(name: str, log: Path, command: Sequence[str]) -> None:
     """Run a program to its end; whoever stops waiting ends it. Raises ConfigError if it fails."""
     with log.open("ab") as output:
@@ -156,8 +163,7 @@ async def _run(name: str, log: Path, command: Sequence[str]) -> None:
         try:
             status = await process.wait()
         finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
     if status != 0:
         raise ConfigError(
             f"environment '{name}': what it requires cannot be installed; correct environment.requirements, or what "

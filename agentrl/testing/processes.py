@@ -9,5 +9,5 @@ def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie, which stays until its parent looks."""
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False

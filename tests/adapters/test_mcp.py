@@ -214,13 +214,19 @@ def programs(ancestor: int) -> list[int]:
     """Processes of the server below this one, without the one at a URL."""
     parents = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (entry / "stat").exists():
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        if entry.name.isdigit():
+            with suppress(OSError):  # it has ended since it was listed
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     below = {ancestor}
     while more := {pid for pid, parent in parents.items() if parent in below} - below:
         below |= more
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in below - {ancestor}}
-    return [pid for pid, line in lines.items() if line.split("\0")[1:3] == [str(SERVER), "stdio"]]
+    found = []
+    for pid in below - {ancestor}:
+        with suppress(OSError):
+            found += (
+                [pid] if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:3] == [str(SERVER), "stdio"] else []
+            )
+    return found
 
 
 @pytest.fixture(scope="module")

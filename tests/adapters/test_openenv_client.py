@@ -84,8 +84,9 @@ async def test_what_the_environment_raises_fails_the_episode(echo_url, tmp_path)
 
 
 async def test_a_step_that_hangs_is_a_timeout_and_its_session_is_not_used_again(echo_url, tmp_path):
-    async with playing(echo_url, tmp_path, call_s=2.0) as environment:
+    async with playing(echo_url, tmp_path) as environment:
         await environment.start()
+        environment._environment._socket._call_s = 2.0
         with pytest.raises(EpisodeError, match=r"timeout\(environment.step\)"):
             await environment.step(calling("act", word="hang"))
         with pytest.raises(EpisodeError, match=r"environment\(lost\)"):

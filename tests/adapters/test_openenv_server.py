@@ -67,7 +67,7 @@ def join(openenv_version, server) -> Iterator[Callable[[str], Client]]:
 
 def wait_until_empty(server: str) -> None:
     until = time.monotonic() + PATIENCE_S
-    while httpx.get(f"{server}/health", trust_env=False).json()["sessions"]:
+    while httpx.get(f"{server}/health", trust_env=False, timeout=60.0).json()["sessions"]:
         assert time.monotonic() < until, "sessions outlive their clients"
         time.sleep(0.1)
 

@@ -15,7 +15,7 @@ TABLES = {
     "questions": 'name = "reasoning_gym"\noptions.generators = { chain_sum = {}, countdown = {} }',
     "adventure": 'name = "textworld"\noptions = { num_rooms = 2, num_objects = 4, quest_length = 2 }',
 }
-LIMITS = {"max_turns": 2, "max_context_tokens": CONTEXT_TOKENS, "max_reply_tokens": 300, "tool_s": 120}
+LIMITS = {"max_turns": 2, "max_context_tokens": CONTEXT_TOKENS, "max_reply_tokens": 1200, "tool_s": 120}
 
 
 @pytest.mark.usefixtures("beside_packages")

@@ -183,8 +183,12 @@ async def test_a_child_ends_with_its_actor_and_the_place_is_lost(places, cluster
     child = await place.start(launch(ECHO + "#13579"))
     node = node_of(cluster, place)
     await until(lambda: is_on(node, "#13579"))
-    [actor] = [pid for pid, command in processes_on(node).items() if "ray::ProcessActor" in command]
-    run_on(node, "kill", "-9", str(actor))
+
+    def actors() -> list[int]:
+        return [pid for pid, command in processes_on(node).items() if "ray::ProcessActor" in command]
+
+    await until(lambda: len(actors()) == 1)  # those of earlier tests may be about to end
+    run_on(node, "kill", "-9", str(actors()[0]))
     reader, writer = await streams(child.connection)
     async with asyncio.timeout(DEADLINE_S):
         assert await reader.read(-1) == b""
@@ -222,8 +226,9 @@ async def test_an_engine_without_a_gpu_to_be_had_is_refused_with_what_is_there(c
 
 async def test_of_an_elastic_run_a_member_waits_for_room_as_long_as_its_team_has_another(cluster, gpus):
     node = cluster.add_node(NodeShape(gpus=1))
-    places = RayPlaces.open(gpus.model_copy(update={"elastic": True}))
+    places = RayPlaces.open(gpus.model_copy(update={"elastic": True, "wait_s": DEADLINE_S}))
     first = await places.take(Role.ENGINE, "engine-0", "engines")
+    places.config = places.config.model_copy(update={"wait_s": gpus.wait_s})
     second = asyncio.create_task(places.take(Role.ENGINE, "engine-1", "engines"))
     await asyncio.wait({second}, timeout=3 * gpus.wait_s)
     assert not second.done()

@@ -36,7 +36,7 @@ concurrency = 8
 max_turns = 1
 max_context_tokens = 512
 max_reply_tokens = 300
-tool_s = 2.0
+tool_s = 60.0
 [buffer]
 group_size = 4
 groups_per_step = 2
@@ -48,6 +48,7 @@ final_tasks = 0
 [checkpoint]
 interval_steps = 2
 """
+ENDLESS = "steps=100000"  # until it is ended, or resumed with an end
 STOPPED = 130  # how a command ends whose run was stopped before its last step
 _DEADLINE_S = 600
 
@@ -89,6 +90,18 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
             raise AssertionError(f"the run ended early:\n{process.communicate()[0]}")
         time.sleep(0.05)
     raise AssertionError(f"no step {step} within {_DEADLINE_S} s")
+
+
+def last_step(run: Path) -> int:
+    """The newest step of a run's metrics."""
+    return max(row["step"] for row in metrics(run))
+
+
+def end_at(run: Path, step: int) -> None:
+    """Have an endless run that does not go on just now end at a step once it is resumed."""
+    config = (run / "config.json").read_text()
+    assert '"steps": 100000' in config
+    (run / "config.json").write_text(config.replace('"steps": 100000', f'"steps": {step}'))
 
 
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[Any], within_s: float = _DEADLINE_S) -> None:
@@ -168,8 +181,7 @@ def processes_of(run: Path) -> list[int]:
 
 def engine_of(run: Path) -> int:
     """The process of a run's engine."""
-    arguments = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in processes_of(run)}
-    return next(pid for pid, line in sorted(arguments.items()) if "--weight-version" in line)
+    return next(pid for pid in sorted(processes_of(run)) if "--weight-version" in _traces(Path(f"/proc/{pid}"))[0])
 
 
 def wait_for_requests(run: Path, count: int = 2, within_s: float = 60.0) -> None:
@@ -177,7 +189,7 @@ def wait_for_requests(run: Path, count: int = 2, within_s: float = 60.0) -> None
     arguments = Path(f"/proc/{engine_of(run)}/cmdline").read_text().split("\0")
     url = f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}/model_info"
     until = time.monotonic() + within_s
-    while httpx.get(url, trust_env=False).json()["num_running"] < count:
+    while httpx.get(url, trust_env=False, timeout=60.0).json()["num_running"] < count:
         assert time.monotonic() < until
         time.sleep(0.002)
 
@@ -207,4 +219,4 @@ def _traces(entry: Path) -> list[str]:
     try:
         return [(entry / "cmdline").read_text(), os.readlink(entry / "fd" / "1")]
     except OSError:
-        return []
+        return [""]

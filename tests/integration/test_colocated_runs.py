@@ -43,7 +43,7 @@ def test_a_run_whose_engines_make_room_for_its_trainer_loses_no_token(
 def test_a_run_outlives_an_engine_that_stands_still_for_ever_while_it_is_to_make_room(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    overrides = ("steps=12", "runtime.colocated=true", "policies.main.engine.kind=embedded",
+    overrides = ("steps=30", "runtime.colocated=true", "policies.main.engine.kind=embedded",
                  "policies.main.engine.count=2", "policies.main.client.control_s=3.0")  # fmt: skip
     log = tmp_path / "output"
     with log.open("w") as output:
@@ -53,7 +53,7 @@ def test_a_run_outlives_an_engine_that_stands_still_for_ever_while_it_is_to_make
     os.kill(runs.engine_of(run), signal.SIGSTOP)
     assert process.wait(600) == 0, log.read_text()
     runs.assert_whole(run)
-    runs.assert_trained(run, 12 * 8)
+    runs.assert_trained(run, 30 * 8)
     steps = [row for row in runs.metrics(run) if "time/train_step_s" in row]
     assert any(row["engines/healthy"] < 2.0 or row["engines/restarts_total"] for row in steps), "nobody noticed"
 

@@ -19,7 +19,7 @@ from agentrl.weights.sender import SenderProcess
 pytestmark = pytest.mark.long
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-COLLECTIVE_S = 3.0
+COLLECTIVE_S = 8.0
 _numbers = itertools.count()
 
 
@@ -180,7 +180,7 @@ async def test_a_sender_that_fails_in_mid_update_leaves_the_old_weights_served(
         sender.kill()
     message = await second
     assert group in message
-    assert time.monotonic() - started < (2.0 if fate == "dies" else COLLECTIVE_S + 2.0)
+    assert time.monotonic() - started < (COLLECTIVE_S - 1.0 if fate == "dies" else COLLECTIVE_S + 60.0)
     await hasty.ok("/end_weight_update")
     await hasty.ok("/begin_weight_update")
     again = await hasty.refused("/update_weights_from_distributed", **_body(buckets[1], group))
@@ -198,7 +198,7 @@ async def test_a_group_whose_sender_never_comes_is_given_up_by_name(hasty: Engin
         started = time.monotonic()
         message = await hasty.refused("/init_weights_update_group", **body, group_name="lonely", backend="gloo")
     assert "group lonely did not form" in message
-    assert time.monotonic() - started < 3 * COLLECTIVE_S
+    assert time.monotonic() - started < COLLECTIVE_S + 60.0
     assert (await hasty.info())["weight_version"] == "0.0"
 
 

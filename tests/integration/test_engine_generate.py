@@ -47,14 +47,15 @@ async def test_a_stop_token_ends_the_output_and_belongs_to_it(engine: EngineCall
 
 async def test_the_models_own_end_token_stops_unless_it_is_ignored(engine: EngineCalls) -> None:
     prompts = [[token, *PROMPT] for token in range(10, 18)]
-    sampling = {"max_new_tokens": 250, "temperature": 1.5}
+    sampling = {"max_new_tokens": 1500, "temperature": 1.5}  # five times as many as it takes on average
     body = {"input_ids": prompts, "sampling_params": sampling}
     stopped = [a for a in await engine.ok("/generate", **body) if finish_of(a) == "stop"]
     assert stopped
     assert {a["meta_info"]["finish_reason"]["matched"] for a in stopped} == {1}
     assert all(a["output_ids"][-1] == 1 and 1 not in a["output_ids"][:-1] for a in stopped)
-    endless = await engine.ok("/generate", **body | {"sampling_params": sampling | {"ignore_eos": True}})
-    assert {len(answer["output_ids"]) for answer in endless} == {250}
+    endless = {"max_new_tokens": 250, "ignore_eos": True}
+    answers = await engine.ok("/generate", **body | {"sampling_params": sampling | endless})
+    assert {len(answer["output_ids"]) for answer in answers} == {250}
 
 
 async def test_a_batch_is_answered_in_the_order_of_its_prompts(engine: EngineCalls, reference: Reference) -> None:

@@ -51,11 +51,12 @@ async def test_sampled_requests_of_a_full_engine_survive_a_pause_with_their_seed
 
     before = await asyncio.gather(*(start(n) for n in range(9)))
     tasks = [start(n) for n in range(9)]
+    await embedded.wait_for(running=6)
     num_paused = 0
     for _ in range(3):
-        await asyncio.sleep(0.03)
         num_paused += (await embedded.ok("/pause_generation", mode=mode))["num_paused_requests"]
         await embedded.ok("/continue_generation")
+        await asyncio.sleep(0.03)
     assert num_paused
     for old, new in zip(before, await asyncio.gather(*tasks), strict=True):
         assert new["output_ids"] == old["output_ids"]

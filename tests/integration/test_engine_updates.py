@@ -8,7 +8,6 @@ from running_request import MANY_TOKENS
 from safetensors.torch import load_file, save_file
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-# So long that it is still running when it is paused, however slow this process is meanwhile.
 
 
 def _tensors(engine: EngineCalls) -> list[tuple[str, torch.Tensor]]:
@@ -122,15 +121,13 @@ async def test_requests_retracted_by_two_publications_in_a_row_name_all_three_ve
     engine: EngineCalls, reference: Reference
 ) -> None:
     publications = [("0.1", engine.server.other_model), ("0.2", engine.server.model)]
-    answer, due = {}, 50
-    async for event in engine.stream(PROMPT, max_new_tokens=1000, ignore_eos=True):
-        answer = answer if event == "[DONE]" else event
-        if publications and len(answer["output_ids"]) >= due:
-            version, folder = publications.pop(0)
-            await engine.ok("/pause_generation", mode="retract")
-            await engine.load(folder, version)
-            await engine.ok("/continue_generation")
-            due += 400
+    request = await engine.start_running(PROMPT)
+    for version, folder in publications:
+        await request.until(request.num_tokens + MANY_TOKENS)
+        await engine.ok("/pause_generation", mode="retract")
+        await engine.load(folder, version)
+        await engine.ok("/continue_generation")
+    answer = await request.stop_after(MANY_TOKENS)
     models = {"0.0": engine.server.model, "0.1": engine.server.other_model, "0.2": engine.server.model}
     assert [version for version, _, _ in spans_of(answer)] == ["0.0", "0.1", "0.2"]
     for version, start, end in spans_of(answer):

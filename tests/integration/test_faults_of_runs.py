@@ -88,8 +88,7 @@ def test_an_engine_that_may_not_be_started_again_stops_the_run_which_can_be_resu
     assert "Resume the run" in output
     assert runs.state(run)["status"] == "failed"
     assert (run / "checkpoints").is_dir()
-    config = (run / "config.json").read_text().replace('"steps": 100000', '"steps": 5')
-    (run / "config.json").write_text(config)
+    runs.end_at(run, runs.last_step(run) + 2)
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
 
@@ -111,7 +110,8 @@ def test_faults_of_environments_are_counted_failed_episodes_and_never_stop_the_l
     assert result.returncode == 0, result.stderr
     run = tmp_path / "runs" / "test-seed0"
     dropped = [line for line in runs.rows(run / "ledger.jsonl") if line["outcome"] == "dropped"]
-    failed = {line["reason"] for line in dropped} - {"run_ended", "group_failed"}
+    slow = {f"timeout_environment.{call}" for call in ("create", "start", "score")}  # where a process stood still
+    failed = {line["reason"] for line in dropped} - {"run_ended", "group_failed"} - slow
     assert failed == {"environment_step", "environment_reward", "timeout_environment.step", "environment_crashed"}
     assert all(line["reward"] is None for line in dropped if line["reason"] in failed)
     assert max(row["rollout/failed_fraction"] for row in runs.metrics(run)) > 0

@@ -17,10 +17,10 @@ import pytest
 from agentrl.journal.reading import read_journal
 from tests.integration import runs
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 COLUMNS = ["episode_id", "token_ids", "sampled", "turn", "logprobs", "versions"]
-FORKS = ("buffer.group_size=5", "buffer.forks=3", "steps=4")
+FORKS = ("buffer.group_size=5", "buffer.forks=3")
 OF_COINS = (
     *FORKS,
     "environment.options.turns=3",
@@ -41,7 +41,9 @@ OF_SQL = (
 
 
 def kill_while_forks_play(process: subprocess.Popen[str], run: Path, within_s: float = 300.0) -> dict[str, Any]:
-    """Kill a run once a step is done and a fork plays; returns what is on record of those that play, by name.
+    """Kill an endless run once a step is done and a fork plays, and have it end three steps on.
+
+    Returns what is on record of the forks that play, by name.
 
     The run stands still while its record is read: else the fork could end between the look and the kill.
     """
@@ -60,6 +62,7 @@ def kill_while_forks_play(process: subprocess.Popen[str], run: Path, within_s: f
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert runs.processes_are_gone(run, within_s=60.0)
+    runs.end_at(run, runs.last_step(run) + 3)
     return playing
 
 
@@ -106,13 +109,14 @@ def ends(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_a_seeded_run_with_forks_is_bit_identical_across_kill_and_resume(engine_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    ended = runs.agentrl(*runs.train_arguments(tmp_path / "whole", engine_model, *OF_COINS))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    whole = tmp_path / "whole" / "runs" / "test-seed5"
-    process = runs.start(tmp_path, engine_model, *OF_COINS)
+    process = runs.start(tmp_path, engine_model, *OF_COINS, runs.ENDLESS)
     run = tmp_path / "runs" / "test-seed5"
     playing = kill_while_forks_play(process, run)
+    steps = f"steps={runs.last_step(run) + 3}"
+    (tmp_path / "whole").mkdir()
+    ended = runs.agentrl(*runs.train_arguments(tmp_path / "whole", engine_model, *OF_COINS, steps))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    whole = tmp_path / "whole" / "runs" / "test-seed5"
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     lines = runs.assert_whole(run)
@@ -129,7 +133,7 @@ def test_a_seeded_run_with_forks_is_bit_identical_across_kill_and_resume(engine_
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_forks_of_tool_calling_episodes_survive_a_kill(calling_model: Path, tmp_path: Path, workers: int) -> None:
-    process = runs.start(tmp_path, calling_model, *OF_SQL, f"rollout.workers={workers}")
+    process = runs.start(tmp_path, calling_model, *OF_SQL, runs.ENDLESS, f"rollout.workers={workers}")
     run = tmp_path / "runs" / "test-seed0"
     playing = kill_while_forks_play(process, run)
     resumed = runs.agentrl("resume", run)

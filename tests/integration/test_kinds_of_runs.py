@@ -47,12 +47,11 @@ async def test_adapters_are_trained_published_and_taken_up_again(lora_engine: En
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 6, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == runs.STOPPED, process.communicate()[0]
+    assert process.wait(300) == runs.STOPPED, process.communicate()[0]
     assert max(row["trainer/fresh_gap_max_nats"] for row in _fresh(run)) < 1e-3
     assert max(row["step"] for row in _fresh(run)) > 2, "no tokens of an adapter were trained on"
     step = runs.version(run)["step"]
-    config = (run / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 3}')
-    (run / "config.json").write_text(config)
+    runs.end_at(run, step + 3)
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stderr
     assert runs.version(run) == {"epoch": 0, "step": step + 3}
@@ -72,7 +71,8 @@ async def test_steps_without_anything_to_learn_raise_the_version_and_interrupt_n
     assert [row["trainer/optimizer_steps"] for row in steps] == [0.0] * 5
     assert [row["trainer/loss"] for row in steps] == [0.0] * 5
     assert sum(row["rollout/aborted_generations"] for row in steps) == 0
-    assert (await embedded.http.get("/model_info")).json()["weight_version"] == "0.5"
+    # The fifth episodes started once the third was told; of the last two the run may have ended before.
+    assert (await embedded.http.get("/model_info")).json()["weight_version"] in ("0.3", "0.4", "0.5")
     assert max(row["buffer/staleness_max_steps"] for row in steps) <= 1, "tokens bear the version that they were told"
     # How many tokens are masked is a matter of speed: these steps take no time. But admission lets the last step's
     # episodes start only when the engine was told of the step before the last, so some of them are never too old.

@@ -12,7 +12,7 @@ from agentrl.inference import client
 from agentrl.inference.attempts import Cause
 from agentrl.testing.fault_proxy import ProxyFault, Rule
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(900)]
 
 OUTAGE_S = 1.5
 RESUME, PAUSE = "/continue_generation", "/pause_generation"

@@ -20,7 +20,7 @@ from tests.jobs.submitting import Submitter, logs, wait_until
 _IDLES = ("--output=/dev/null", "--wrap=sleep 600")
 _TAKES_ALL = ("sbatch", "--parsable", f"--partition={HIGH}", "--nodes=2", "--exclusive", *_IDLES)
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_pre_empted_job_parks_is_queued_again_and_goes_on_to_its_end(slurm, su
     # Both nodes, so that the run has nowhere to go until this one ends.
     over = slurm.asked(*_TAKES_ALL)
     wait_until(lambda: restarts(slurm, job) == 1, lambda: logs(job))
-    assert submitter.states() == {job: "queued"}
+    submitter.wait_for_state(job, "queued")
     assert runs.state(submitter.run)["status"] == "stopped", logs(job)
     saved = runs.version(submitter.run)["step"]
     assert saved < 12

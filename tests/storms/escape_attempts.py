@@ -220,7 +220,7 @@ print(total)
         _within,
         timeout_s=60,
     ),
-    _script("output_flood", "yes", _flood_is_cut, timeout_s=5, python=False),
+    _script("output_flood", "yes", _flood_is_cut, timeout_s=15, python=False),
     _script(
         "daemon", "setsid sh -c 'sleep 3010' > /dev/null 2>&1 & setsid nohup sleep 3011 &", _no_fault, python=False
     ),

@@ -53,7 +53,7 @@ def outside(folder: Path) -> Iterator[Outside]:
     """The targets, in a folder that every user of this machine can enter."""
     folder.chmod(0o755)
     abstract = f"agentrl-{secrets.token_hex(6)}"
-    process = subprocess.Popen(["sleep", "600"])
+    process = subprocess.Popen(["sleep", "infinity"])
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(f"\0{abstract}")
         unix.listen()

@@ -59,7 +59,7 @@ WARMSTART = ("lessons=[{expert='expert',transcripts=1024,max_steps=120}]", "deca
 # What command lines of a run's parts have in them.
 _SIGNS = {"trainer": "agentrl.trainer.rank", "engine": "--weight-version", "archiver": "agentrl.journal.archiver"}
 WORKER_SIGN = "agentrl.orchestration.worker_process"
-_DEADLINE_S = 180.0
+_DEADLINE_S = 900.0
 _MEAN_DELAY_S = 1.0
 
 

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 
 from agentrl.checking.checks import CHECKS, check, opened
@@ -8,9 +12,21 @@ from agentrl.checking.subject import Finding, Verdict
 BROKEN = "agentrl.testing.broken_environments:"
 
 
-async def find(name: str, *names: str, call_s: float = 60.0) -> list[Finding]:
-    async with opened(BROKEN + name, {}, num_tasks=6, max_turns=4, call_s=call_s) as subject:
+async def find(name: str, *names: str) -> list[Finding]:
+    async with opened(BROKEN + name, {}, num_tasks=6, max_turns=4) as subject:
         return [await check(subject, each) for each in names]
+
+
+@pytest.fixture(autouse=True)
+def step_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Each step of a played episode seems to take a millisecond, or as long as this is told."""
+
+    def take(seconds: float) -> None:
+        clock = SimpleNamespace(perf_counter=itertools.count(0.0, seconds).__next__)
+        monkeypatch.setattr("agentrl.checking.playing.time", clock)
+
+    take(0.001)
+    return take
 
 
 async def test_a_sound_environment_passes_every_check_whose_promise_it_makes():
@@ -18,6 +34,13 @@ async def test_a_sound_environment_passes_every_check_whose_promise_it_makes():
     assert [finding.check for finding in findings] == list(CHECKS)
     verdicts = {finding.check: finding.verdict for finding in findings if finding.verdict is not Verdict.OK}
     assert verdicts == {"sessions": Verdict.SKIPPED}, findings
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.9, Verdict.OK), (1.1, Verdict.NOTE)])
+async def test_steps_that_take_longer_than_a_second_are_noted(step_s, seconds: float, verdict: Verdict):
+    step_s(seconds)
+    [finding] = await find("sound", "latency")
+    assert finding.verdict is verdict, finding
 
 
 @pytest.mark.parametrize(
@@ -47,7 +70,9 @@ async def test_a_broken_promise_is_found_by_its_check_and_told_with_the_remedy(
 
 
 async def test_an_environment_that_hangs_fails_its_checks_and_holds_up_none():
-    rewards, latency = await find("hanging", "rewards", "latency", call_s=0.5)
+    async with opened(BROKEN + "hanging", {}, num_tasks=6, max_turns=4) as subject:
+        subject.host._call_s = 0.5
+        rewards, latency = [await check(subject, name) for name in ("rewards", "latency")]
     assert rewards.verdict is Verdict.FAILED
     assert "not done within 0.5 s" in rewards.message
     assert latency.verdict is Verdict.OK

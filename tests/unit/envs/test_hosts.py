@@ -110,6 +110,9 @@ async def test_a_call_that_blocks_ends_by_its_deadline_while_the_loop_goes_on(tm
         environment._call_s = 2.0
         with pytest.raises(EpisodeError, match=r"timeout\(environment\.step\): not done within 2 s; worker killed"):
             await environment.step(ANSWER)
+        async with asyncio.timeout(60):  # a worker that stood still before that still does it
+            while not (pid_file.exists() and pid_file.read_text()):
+                await asyncio.sleep(0.01)
         assert is_running(int(pid_file.read_text()))
     ticking.cancel()
     assert ticks > 10

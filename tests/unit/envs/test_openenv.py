@@ -120,8 +120,9 @@ async def test_an_answer_behind_the_deadline_is_never_read():
             await connection.wait_closed()
             await connection.send(observation("late", 1.0))
 
-    async with playing(late, call_s=0.5) as environment:
+    async with playing(late) as environment:
         await environment.start()
+        environment._socket._call_s = 0.5
         with pytest.raises(EpisodeError, match=r"timeout\(environment.step\): .* has not answered within 0.5 s"):
             await environment.step(calling("hello"))
         with pytest.raises(EpisodeError, match=r"environment\(lost\)"):

@@ -31,13 +31,13 @@ SPEC = JobSpec(
     grace_s=300,
 )
 CONFIG = SlurmConfig(partition="gpu", time_limit_minutes=1440, arguments=("--account=physics",))
-# Says which signals reach it; parks, as a run does, at the first SIGTERM.
+# Says which signals reach it; parks, as a run does, at the first SIGTERM, for which it takes until it may end.
 RUN = """
 import signal, sys, time
 from pathlib import Path
 def park(number, frame):
     with open("told", "a") as told: told.write("TERM ")
-    time.sleep(float(sys.argv[1]))
+    while not Path("may_end").exists(): time.sleep(0.01)
     sys.exit(130)
 signal.signal(signal.SIGTERM, park)
 Path("up").touch()
@@ -70,14 +70,16 @@ def test_a_machine_without_slurm_is_told_where_to_go(monkeypatch):
         SlurmJobs(SlurmConfig()).jobs()
 
 
-def start(folder: Path, parks_s: float = 0.0, grace_s: int = 60, config: SlurmConfig = CONFIG) -> subprocess.Popen[str]:
+def start(folder: Path, may_end: bool = True, grace_s: int = 60, config: SlurmConfig = CONFIG) -> subprocess.Popen[str]:
     """The script of a job, with a run that waits for a signal, and a scontrol that says what it is asked."""
     programs = folder / "programs"
     programs.mkdir()
     for name, text in {"scontrol": 'echo "scontrol $@"', "srun": "sleep 60"}.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)
-    argv = (sys.executable, "-c", RUN, str(parks_s))
+    if may_end:
+        (folder / "may_end").touch()
+    argv = (sys.executable, "-c", RUN)
     spec = replace(SPEC, argv=argv, working_folder=folder, grace_s=grace_s)
     job = subprocess.Popen(
         ["bash", "-c", SlurmJobs(config).render(spec)],
@@ -88,10 +90,14 @@ def start(folder: Path, parks_s: float = 0.0, grace_s: int = 60, config: SlurmCo
         # A shell cannot trap what it was started to ignore, as below nohup; Slurm starts none so.
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
-    while not (folder / "up").exists():
+    wait_for(folder / "up", job)
+    return job
+
+
+def wait_for(file: Path, job: subprocess.Popen[str]) -> None:
+    while not file.exists():
         assert job.poll() is None
         time.sleep(0.01)
-    return job
 
 
 AGAIN = "scontrol requeue 7"
@@ -110,10 +116,11 @@ AGAIN = "scontrol requeue 7"
 def test_a_run_is_told_once_to_park_and_the_job_is_queued_again_unless_a_person_stopped_it(
     tmp_path, told, is_queued_again
 ):
-    job = start(tmp_path, parks_s=0.5)
+    job = start(tmp_path, may_end=False)
     for number in told:
         job.send_signal(number)
-        time.sleep(0.1)  # a shell handles signals of different numbers in no certain order
+        wait_for(tmp_path / "told", job)  # a shell handles signals of different numbers in no certain order
+    (tmp_path / "may_end").touch()
     output, _ = job.communicate(timeout=30)
     assert job.returncode == 130
     assert (tmp_path / "told").read_text() == "TERM "
@@ -121,8 +128,10 @@ def test_a_run_is_told_once_to_park_and_the_job_is_queued_again_unless_a_person_
 
 
 def test_a_signal_to_all_processes_is_not_told_twice(tmp_path):
-    job = start(tmp_path, parks_s=0.5)
+    job = start(tmp_path, may_end=False)
     os.killpg(job.pid, signal.SIGTERM)
+    wait_for(tmp_path / "told", job)
+    (tmp_path / "may_end").touch()
     output, _ = job.communicate(timeout=30)
     assert job.returncode == 130
     assert (tmp_path / "told").read_text() == "TERM "
@@ -130,7 +139,7 @@ def test_a_signal_to_all_processes_is_not_told_twice(tmp_path):
 
 
 def test_a_run_that_does_not_park_is_killed_after_its_grace(tmp_path):
-    job = start(tmp_path, parks_s=50.0, grace_s=1)
+    job = start(tmp_path, may_end=False, grace_s=1)
     job.send_signal(signal.SIGUSR2)
     output, _ = job.communicate(timeout=30)
     assert job.returncode == 128 + signal.SIGKILL

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from agentrl.types.message import Message, Role, ToolCall, ToolSpec
@@ -112,10 +110,8 @@ async def test_whatever_is_not_a_select_is_refused_and_changes_nothing(sql):
 
 def test_a_query_that_never_ends_is_stopped_after_its_time():
     database = Database(PROBLEM, SqlOptions(query_s=0.05))
-    started = time.monotonic()
     with pytest.raises(QueryError, match=r"query stopped after 0\.05 s"):
         database.run(ENDLESS)
-    assert time.monotonic() - started < 5.0
     assert database.run("SELECT 1") == [(1,)]
 
 

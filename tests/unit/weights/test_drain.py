@@ -9,6 +9,7 @@ from recording_engine import MANIFEST, NEW, OLD, RecordingEngine
 
 from agentrl.inference.fleet import EngineState, Fleet
 from agentrl.inference.router import EngineRouter
+from agentrl.testing.clock import run_virtual
 from agentrl.types.batch import WeightsManifest
 from agentrl.types.errors import Boundary, EngineError, EpisodeError, PublishError
 from agentrl.types.generation import FinishReason, Generation, GenerationRequest, Sampling
@@ -122,23 +123,26 @@ async def test_an_engine_is_paused_once_its_requests_have_ended_and_none_is_cut(
     assert bench.publisher.metrics()["publish/drain_s_total"] > 0
 
 
-async def test_what_still_runs_at_the_deadline_is_cut_and_keeps_its_tokens() -> None:
-    engine = BusyEngine("x")
-    bench = Bench(engine, drain_s=SHORT_S)
-    quick, slow = bench.ask("quick"), bench.ask("slow")
-    await turns()
-    publishing = await bench.publish()
-    engine.finish("quick")
-    await publishing
-    assert (await quick).finish is FinishReason.STOP
-    part = await slow
-    assert (part.finish, versions(part), len(part.token_ids)) == (FinishReason.ABORT, [OLD], 1)
-    assert bench.counted() == (1.0, 1.0)
-    assert bench.router.interrupted == 1
-    rest = bench.ask("slow")
-    await turns()
-    engine.finish("slow")
-    assert versions(await rest) == [NEW]
+def test_what_still_runs_at_the_deadline_is_cut_and_keeps_its_tokens() -> None:
+    async def run() -> None:
+        engine = BusyEngine("x")
+        bench = Bench(engine, drain_s=SHORT_S)
+        quick, slow = bench.ask("quick"), bench.ask("slow")
+        await turns()
+        publishing = await bench.publish()
+        engine.finish("quick")
+        await publishing
+        assert (await quick).finish is FinishReason.STOP
+        part = await slow
+        assert (part.finish, versions(part), len(part.token_ids)) == (FinishReason.ABORT, [OLD], 1)
+        assert bench.counted() == (1.0, 1.0)
+        assert bench.router.interrupted == 1
+        rest = bench.ask("slow")
+        await turns()
+        engine.finish("slow")
+        assert versions(await rest) == [NEW]
+
+    run_virtual(run())
 
 
 async def test_no_request_is_sent_to_an_engine_that_drains_and_a_lone_engines_wait_for_its_new_weights() -> None:
@@ -176,22 +180,25 @@ async def test_requests_go_to_an_engine_that_does_not_drain() -> None:
     await asyncio.gather(running, *more)
 
 
-async def test_without_the_hold_an_engine_that_is_asked_again_and_again_never_drains() -> None:
-    engine = BusyEngine("x")
-    bench = Bench(engine, drain_s=SHORT_S)
-    requests = [bench.ask("0")]
-    await turns()
-    publishing = await bench.publish()
-    bench.fleet.members["x"].is_held = False
-    for number in range(1, 5):
-        requests.append(bench.ask(str(number)))
+def test_without_the_hold_an_engine_that_is_asked_again_and_again_never_drains() -> None:
+    async def run() -> None:
+        engine = BusyEngine("x")
+        bench = Bench(engine, drain_s=SHORT_S)
+        requests = [bench.ask("0")]
         await turns()
-        engine.finish(str(number - 1))
-        await turns()
-    assert engine.calls == []
-    await publishing
-    assert bench.counted()[1] == 1.0
-    await asyncio.gather(*requests)
+        publishing = await bench.publish()
+        bench.fleet.members["x"].is_held = False
+        for number in range(1, 5):
+            requests.append(bench.ask(str(number)))
+            await turns()
+            engine.finish(str(number - 1))
+            await turns()
+        assert engine.calls == []
+        await publishing
+        assert bench.counted()[1] == 1.0
+        await asyncio.gather(*requests)
+
+    run_virtual(run())
 
 
 async def test_all_engines_drain_at_once_and_each_goes_on_by_itself() -> None:
