@@ -24,7 +24,7 @@ from agentrl.weights.disk import DiskTransport
 from agentrl.weights.tensors import TensorTransport
 
 PROMPT = [20, 31, 42, 53, 64, 75, 86]
-NUM_TOKENS = 160
+NUM_TOKENS = 480
 NUM_SESSIONS = 6
 FEW_RUNNING = 2
 BUCKET_BYTES = 60_000

@@ -35,7 +35,7 @@ FIRST = PolicyVersion(0, 0)
 NUM_SESSIONS = 6
 NUM_TOKENS = 48
 RECOVERY_S = 120.0
-EMBEDDED_LIMITS = ClientConfig(generate_s=20.0, control_s=3.0, load_s=10.0, connect_s=1.0)
+EMBEDDED_LIMITS = ClientConfig(generate_s=20.0, control_s=6.0, load_s=10.0, connect_s=1.0)
 # A pause takes SGLang a second.
 SGLANG_LIMITS = ClientConfig(generate_s=40.0, control_s=8.0, load_s=20.0, connect_s=2.0)
 WATCH = FleetConfig(probe_s=0.5, suspect_s=2.5, dead_s=4.0, wait_s=60.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -48,7 +49,7 @@ class Engines:
 
     def step_served_by(self, number: int) -> int:
         """Of the weights that an engine calls its own."""
-        label = httpx.get(f"{self.urls[number]}/model_info", trust_env=False).json()["weight_version"]
+        label = httpx.get(f"{self.urls[number]}/model_info", trust_env=False, timeout=60.0).json()["weight_version"]
         version = label.partition("@")[0]
         return 0 if version == "default" else PolicyVersion.parse(version).step
 
@@ -138,7 +139,7 @@ def test_an_engine_that_does_not_come_back_is_named_with_how_long_was_waited_and
     run = Run(tmp_path, tiny_model, engines, start_s=3.0)
     run.wait_for_step(1)
     engines.stop(0)
-    assert run.process.wait(60) != 0
+    assert run.process.wait(300) != 0
     message = runs.state(run.folder)["message"]
     assert f"engine main-0 at {engines.urls[0]} has not answered for 3 s (engine.start_s = 3)" in message
     assert "start it there" in message
@@ -156,12 +157,12 @@ def test_a_staged_file_that_is_cut_short_is_named_and_staged_anew_by_the_resumpt
     staged = sorted(
         (run.folder / "weights" / "main").glob("*/model.safetensors"), key=lambda path: path.stat().st_mtime
     )
-    with staged[-1].open("r+b") as file:
-        file.truncate(staged[-1].stat().st_size // 2)
+    for path in staged:  # the trainer may stage one more, and another be sent first
+        os.truncate(path, path.stat().st_size // 2)
     engines.start(0)
-    assert run.process.wait(60) != 0
+    assert run.process.wait(300) != 0
     message = runs.state(run.folder)["message"]
-    assert f"staged weights are damaged: {staged[-1]}" in message
+    assert any(f"staged weights are damaged: {path}" in message for path in staged)
     assert "resume the run" in message
     step = runs.version(run.folder)["step"]
     config = (run.folder / "config.json").read_text().replace('"steps": 100000', f'"steps": {step + 2}')

@@ -19,7 +19,7 @@ from agentrl.types.score import scored_turns
 from agentrl.types.turn_score import ScoredTurn, check_turn_score
 from tests.integration import runs
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 def worth(turn: ScoredTurn) -> tuple[float, float]:

@@ -146,7 +146,7 @@ async def test_a_program_that_never_stops_calling_is_stopped_and_judged_by_what_
 
 async def test_a_program_that_outlives_its_time_is_judged_by_what_it_left(chat: ChatFormat) -> None:
     source = AGENT.replace("        break", "        import time; time.sleep(1000)")
-    episode = await play(chat, scripted(chat), agent(source, timeout_s=8.0))
+    episode = await play(chat, scripted(chat), agent(source, timeout_s=15.0))
     assert (episode.failure, len(episode.turns), episode.reward) == (None, 1, 0.0)
     assert episode.counts["programs_failed"] == 1
 

@@ -12,7 +12,7 @@ from tests.integration import runs
 from tests.storms import proposer_and_solver as pair
 from tests.storms.agent_latencies import latencies
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 STEPS = 3
 BRIEF = (f"steps={STEPS}", "buffer.groups_per_step=2", "evaluation.tasks=8", "evaluation.final_tasks=8")
 LESSON = "lessons=[{{expert='timid', agent='{}', transcripts=128, max_steps=30}}]"

@@ -21,7 +21,7 @@ from agentrl.types.score import scored_turns
 from agentrl.types.turn_score import ScoredTurn, TurnScore
 from tests.integration import runs
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 SHARE = "tests.unit.scorers.own_functions:reply_share"
 SCORERS = (

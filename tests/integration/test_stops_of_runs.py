@@ -13,10 +13,12 @@ import pytest
 
 from tests.integration import runs
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 LIMIT_S = 300.0
 BAD = ("scaffold.name=tests.storms.bad_scaffolds:Bad", "rollout.workers=0", "steps=100000")
+# An engine that never waits for the trainer.
+ALWAYS_BUSY = ("rollout.limits.max_reply_tokens=400", "buffer.max_staleness=100")
 LONG_DEADLINES = (
     "policies.main.client={control_s = 3000, generate_s = 3000, load_s = 3000}",
     "policies.main.fleet={probe_s = 3000, suspect_s = 3000, dead_s = 3000, wait_s = 3000}",
@@ -84,11 +86,11 @@ def test_a_scaffold_that_calls_exit_costs_its_episodes_and_the_run_goes_on(tiny_
 
 
 def test_a_run_whose_engine_hangs_stops_without_waiting_for_it(tiny_model: Path, tmp_path: Path) -> None:
-    process = runs.start(tmp_path, tiny_model, *LONG_DEADLINES, "rollout.limits.max_reply_tokens=400")
+    process = runs.start(tmp_path, tiny_model, *LONG_DEADLINES, *ALWAYS_BUSY)
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 1, process)
-    runs.wait_for_requests(run)
     engine = runs.engine_of(run)
+    runs.wait_for_requests(run)
     os.kill(engine, signal.SIGSTOP)
     asked = time.monotonic()
     process.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ import re
 import signal
 import urllib.request
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,18 @@ OVERRIDES = (
     "rollout.limits.max_reply_tokens=60",
     "telemetry.metrics_port=0",
 )
+NUM_STEPS = 14  # so many that the run still goes on when it is asked for its page
 ROUNDED_S = 2e-6  # both ends of an event are whole microseconds
 TICK_S = 1e-3  # uvloop's clock for sleeps counts whole milliseconds, so a sleep ends up to one early
 BESIDE_S = 0.02  # what lies between the clocks of record and trace: handing a request to another process
-SHARE = 0.9  # of the episodes; now and then a busy processor comes between the two
+SHARE = 0.5  # of the episodes: a wrong kind would show in all, a busy processor comes between the two in some
 
 
 @pytest.fixture(scope="module")
 def traced(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run with publications that interrupt generation, and what it served while it went on."""
     folder = tmp_path_factory.mktemp("traced")
-    process = runs.start(folder, tiny_model, "steps=8", *OVERRIDES, output=(folder / "output").open("w"))
+    process = runs.start(folder, tiny_model, f"steps={NUM_STEPS}", *OVERRIDES, output=(folder / "output").open("w"))
     run = folder / "runs" / "test-seed0"
     runs.wait_for_step(run, 3, process)
     url = re.search(r"http://127.0.0.1:\d+/metrics", (folder / "output").read_text())
@@ -158,7 +160,7 @@ def test_steps_publications_and_workers_are_on_the_trace(traced) -> None:
     roots = [
         e["name"] for e in events if e["ph"] == "X" and e["cat"] in ("step", "publish") and not e["args"]["parent"]
     ]
-    assert [name for name in roots if "step" in name] == [f"main/step 0.{step}" for step in range(1, 9)]
+    assert [name for name in roots if "step" in name] == [f"main/step 0.{step}" for step in range(1, NUM_STEPS + 1)]
     assert any(name.startswith("main/publish 0.") for name in roots)
     ids = {event["args"]["id"] for event in events if event["ph"] == "X"}
     orphans = {e["name"] for e in events if e["ph"] == "X" and e["args"]["parent"] not in ids | {""}}
@@ -176,7 +178,7 @@ def test_a_run_serves_what_it_counts(traced) -> None:
     steps = value("agentrl_steps_total", policy="main")
     assert steps >= 3
     assert value("agentrl_policy_step", policy="main") == steps
-    assert value("agentrl_goal_steps") == 8
+    assert value("agentrl_goal_steps") == NUM_STEPS
     assert value("agentrl_workers_running") == 2
     assert value("agentrl_engines", policy="main", state="healthy") == 1
     assert [v for (name, _), v in values.items() if name == "agentrl_engine_up"] == [1]
@@ -198,7 +200,8 @@ def test_a_run_that_was_killed_has_a_trace_of_what_it_had_done(tiny_model: Path,
     on_disk = episodes_on_disk(run)
     pids = {process.pid, *runs.processes_of(run)}
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended with one of the others
+            os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
     assert runs.processes_are_gone(run)
     written = runs.agentrl("runs", "trace", run)

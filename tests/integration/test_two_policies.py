@@ -14,7 +14,7 @@ from tests.storms import partners
 from tests.storms.kill_verdict import KillVerdict
 from tests.storms.run_account import RunAccount, account_of
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 POLICIES = ("speaker", "listener")
 STEPS = 12
 QUIET = (f"steps={STEPS}", "evaluation.interval_steps=0", "evaluation.final_tasks=0", "checkpoint.interval_steps=3")
@@ -65,7 +65,7 @@ def test_a_frozen_opponent_gets_no_gradient_and_its_engine_serves_what_it_began_
     before = shutil.copytree(models["fluent"], tmp_path / "before")
     process = partners.start("frozen.toml", models["speaker"], models["fluent"], tmp_path, *QUIET)
     run = tmp_path / "runs" / "signals-frozen-seed0"
-    wait_until(lambda: any(row["step"] >= STEPS - 2 for row in runs.metrics(run)), process)
+    wait_until(lambda: any(row["step"] >= 3 for row in runs.metrics(run)), process)
     trainers = [line for line in map(command_of, runs.processes_of(run)) if "agentrl.trainer.rank" in line]
     served = partners.engine_checksums(run, "listener", models["fluent"])
     assert process.wait() == 0

@@ -82,16 +82,28 @@ async def test_workers_with_a_scripted_engine_inside_play_the_same_and_ask_nobod
     assert asked == {"outside": 4 * len(DIALOGUE), "inside": 0}
 
 
+async def play_to_turn(pool: PlayedPool, turn: int) -> list[Episode]:
+    """Eight episodes, which go on to a turn, and from there once the engine is told to."""
+    pool.engine.held_turn = turn
+    return await pool.play(range(8))
+
+
+def are_at_turn(pool: PlayedPool, turn: int) -> bool:
+    """Whether all eight have asked for it."""
+    return sum(asked == turn for _, asked in pool.engine.requests) == 8
+
+
 @pytest.mark.parametrize("kind", PLACES)
 async def test_a_worker_that_is_killed_costs_its_episodes_nothing_and_others_never_stop(
     kind: type[Places], tiny_model: Path, tmp_path: Path
 ) -> None:
     run = make_run(tiny_model, tmp_path, rollout={"workers": 2})
-    async with playing(run, delay_s=0.2, places=kind()) as pool:
-        playing_all = asyncio.create_task(pool.play(range(8)))
-        await wait_until(lambda: pool.pool.metrics()["workers/turns_total"] >= 10)
+    async with playing(run, places=kind()) as pool:
+        playing_all = asyncio.create_task(play_to_turn(pool, 2))
+        await wait_until(lambda: are_at_turn(pool, 2))
         before = pids(pool)
         os.kill(before["worker-1"], signal.SIGKILL)
+        pool.engine.released.set()
         episodes = await playing_all
         metrics = pool.pool.metrics()
         await wait_until(lambda: len(pids(pool)) == 2)
@@ -111,11 +123,12 @@ async def test_a_worker_that_is_killed_costs_its_episodes_nothing_and_others_nev
 
 async def test_the_loss_of_a_place_is_the_loss_of_its_worker(tiny_model: Path, tmp_path: Path, caplog) -> None:
     run, places = make_run(tiny_model, tmp_path, rollout={"workers": 2}), PumpedPlaces()
-    async with playing(run, delay_s=0.2, places=places) as pool:
-        playing_all = asyncio.create_task(pool.play(range(8)))
-        await wait_until(lambda: pool.pool.metrics()["workers/turns_total"] >= 10)
+    async with playing(run, places=places) as pool:
+        playing_all = asyncio.create_task(play_to_turn(pool, 2))
+        await wait_until(lambda: are_at_turn(pool, 2))
         lost = places.taken["worker-1"]
         lost.lose()
+        pool.engine.released.set()
         episodes = await playing_all
         await wait_until(lambda: len(pids(pool)) == 2)
         metrics = pool.pool.metrics()
@@ -168,7 +181,7 @@ def with_workers(run: RunDirectory, workers: int) -> None:
 @pytest.mark.parametrize(
     ("fault", "kind", "says", "places"),
     [
-        ("hang", "hung", "was silent for 1 s and was killed", LocalPlaces),
+        ("hang", "hung", "was silent for 5 s and was killed", LocalPlaces),
         ("exit", "crashed", "exit code 3", LocalPlaces),
         ("exit", "crashed", "exit code 3", PumpedPlaces),
         ("crash", "crashed", "signal 11", LocalPlaces),
@@ -184,7 +197,8 @@ async def test_a_scaffold_that_ends_or_holds_its_process_costs_its_episodes_and_
         tmp_path / "bad",
         environment=plain,
         scaffold={"name": "tests.storms.bad_scaffolds:Bad", "options": options},
-        rollout={"worker_silence_s": 1.0, "max_attempts": 1},
+        # Longer than a busy machine may let a worker wait.
+        rollout={"max_attempts": 1, **({"worker_silence_s": 5.0} if fault == "hang" else {})},
     )
     assert num_processes(bad.config()) == 1, "a scaffold that others wrote has a process of its own"
     async with playing(bad, places=places()) as pool:

@@ -104,7 +104,9 @@ def _trained_tokens(row: dict[str, float], policy: str) -> float | None:
 
 
 def _rows(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    """Whole lines alone: the last may be under way."""
+    text = file.read_text() if file.is_file() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def _command(*arguments: str | Path) -> list[str]:

@@ -27,7 +27,7 @@ MOST_UNPROTECTED_KILLS = 60
 COUNTING, IN_SANDBOX, FORGETFUL = "kill_plugins:counting", "sandbox_plugins:counting", "sandbox_plugins:forgetful"
 _MEAN_DELAY_S = 1.0
 _STARTING = 0.2
-_DEADLINE_S = 180.0
+_DEADLINE_S = 600.0
 
 
 def kill_workers(folder: Path, model: Path, num_kills: int, seed: int, environment: str = COUNTING) -> KilledRun:
@@ -37,6 +37,7 @@ def kill_workers(folder: Path, model: Path, num_kills: int, seed: int, environme
         for number in range(num_kills):
             _kill_one(run, process, rng)
             _say(f"worker {number + 1} of {num_kills} killed: {run.verdict.num_turns} calls, {_faults(run)} faults")
+        _wait_for_a_step(run, process)
     run.finish()
     return run
 
@@ -65,9 +66,19 @@ def _kill_until_found(run: KilledRun, seed: int) -> int:
 
 def metric(run: KilledRun, name: str) -> float:
     """What the first start of a run counted at its last step."""
-    whole_lines = (run.run / "metrics.jsonl").read_text().rpartition("\n")[0]
+    file = run.run / "metrics.jsonl"
+    whole_lines = file.read_text().rpartition("\n")[0] if file.is_file() else ""
     rows = [json.loads(line) for line in whole_lines.splitlines()]
     return max((row.get(name, 0.0) for row in rows), default=0.0)
+
+
+def _wait_for_a_step(run: KilledRun, process: subprocess.Popen[bytes]) -> None:
+    """Until the run has made another, whose metrics count what was done to it until now."""
+    began, until = time.time(), time.monotonic() + _DEADLINE_S
+    while metric(run, "time") <= began:
+        if process.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"the run makes no step behind the last kill:\n{run.output()}")
+        time.sleep(0.1)
 
 
 def _run(folder: Path, model: Path, environment: str = COUNTING, module: str = "agentrl.cli.main") -> KilledRun:
