@@ -89,8 +89,9 @@ async def test_an_id_used_again_soon_after_a_stream_may_be_aborted(engine: Engin
         assert done
         assert finish_of(again.result()) == "abort"
     else:
+        assert not done
         await engine.ok("/abort_request", rid="streamed-before-0001")
-        assert len((await again)["output_ids"]) > 100
+        assert (await again)["output_ids"]
 
 
 async def test_ignoring_the_end_token_may_ignore_stop_tokens_too(engine: EngineCalls) -> None:
