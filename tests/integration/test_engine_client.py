@@ -125,13 +125,13 @@ async def test_a_refusal_is_an_episode_failure_with_the_engines_reason(embedded:
 
 async def test_a_cancelled_call_is_aborted_inside_the_engine(engine: EngineCalls) -> None:
     client = engine.server.client()  # draws below are so cold that they go round in circles and end by length
-    task = asyncio.create_task(client.generate(_request("cancelled-0001", ENDLESS_TOKENS, temperature=0.1)))
+    task = asyncio.create_task(client.generate(_request("cancelled-0001", ENDLESS_TOKENS, temperature=0.01)))
     await engine.wait_for(running=1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await engine.wait_for(running=0, waiting=0)
-    again = await client.generate(_request("cancelled-0002", 3, temperature=0.1))
+    again = await client.generate(_request("cancelled-0002", 3, temperature=0.01))
     assert len(again.token_ids) == 3
     await client.close()
 
@@ -150,13 +150,13 @@ async def test_a_call_past_its_deadline_is_aborted_inside_the_engine(embedded: E
 async def test_an_interrupted_call_says_so_and_keeps_its_partial_output(embedded: EngineCalls) -> None:
     client = embedded.server.client()
     # So cold that it goes round in circles: no end token comes before the pause.
-    task = asyncio.create_task(client.generate(_request("interrupted-0001", ENDLESS_TOKENS, temperature=0.1)))
+    task = asyncio.create_task(client.generate(_request("interrupted-0001", ENDLESS_TOKENS, temperature=0.01)))
     await embedded.wait_for(running=1)
     assert await client.pause() == 1
     partial = await task
     await client.resume()
     assert partial.finish is FinishReason.ABORT
-    whole = await client.generate(_request("interrupted-0002", len(partial.token_ids) + 1, temperature=0.1))
+    whole = await client.generate(_request("interrupted-0002", len(partial.token_ids) + 1, temperature=0.01))
     assert partial.token_ids.tolist() == whole.token_ids[:-1].tolist()
     await client.close()
 

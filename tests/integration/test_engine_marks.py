@@ -112,7 +112,7 @@ async def test_a_foreign_mark_is_noticed_by_every_look_and_every_answer(engine: 
     client = _client(engine, "mine")
     await take(client, FIRST)
     # Draws so cold go round in circles: no end token comes before the request is aborted.
-    long = _request("taken-away-0001", ENDLESS_TOKENS, Sampling(temperature=0.1))
+    long = _request("taken-away-0001", ENDLESS_TOKENS, Sampling(temperature=0.01))
     playing = asyncio.create_task(client.generate(long))
     await engine.wait_for(running=1)
     await engine.ok("/update_weight_version", new_version="0.0@theirs", abort_all_requests=False)
