@@ -220,13 +220,14 @@ def programs(ancestor: int) -> list[int]:
     below = {ancestor}
     while more := {pid for pid, parent in parents.items() if parent in below} - below:
         below |= more
-    found = []
-    for pid in below - {ancestor}:
-        with suppress(OSError):
-            found += (
-                [pid] if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:3] == [str(SERVER), "stdio"] else []
-            )
-    return found
+    return [pid for pid in below - {ancestor} if arguments_of(pid)[1:3] == [str(SERVER), "stdio"]]
+
+
+def arguments_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.storms.in_turn import family
 pytestmark = pytest.mark.timeout(600)
 ENGINE, WORKER, RANK = "--weight-version", "agentrl.orchestration.worker_process", "agentrl.trainer.rank"
 ACTOR = "ray::ProcessActor"
-ENDLESS = "steps=100000"
+ENDLESS = runs.ENDLESS
 
 
 @pytest.fixture(scope="session")

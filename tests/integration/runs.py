@@ -219,4 +219,4 @@ def _traces(entry: Path) -> list[str]:
     try:
         return [(entry / "cmdline").read_text(), os.readlink(entry / "fd" / "1")]
     except OSError:
-        return [""]
+        return ["", ""]

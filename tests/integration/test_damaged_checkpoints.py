@@ -21,7 +21,7 @@ from tests.integration import runs
 from tests.storms import partners
 
 pytestmark = pytest.mark.long
-SHORT = ("steps=100000", "rollout.limits.max_reply_tokens=40", "checkpoint.interval_steps=2")
+SHORT = (runs.ENDLESS, "rollout.limits.max_reply_tokens=40", "checkpoint.interval_steps=2")
 LORA = ("policies.main.trainer.lora={rank = 4}", 'policies.main.publish.transport={kind = "adapter"}')
 QUIET = ("evaluation.interval_steps=0", "evaluation.final_tasks=0", "buffer.groups_per_step=2")
 
@@ -52,7 +52,8 @@ def copied(run: Path, folder: Path, further_steps: int = 1) -> Path:
     """A copy of a run that is to make some more steps."""
     copy = shutil.copytree(run, folder / "run")
     steps = max(int(path.name) for path in copy.glob("checkpoints/*/[0-9]*"))
-    config = (copy / "config.json").read_text().replace('"steps": 100000', f'"steps": {steps + further_steps}')
+    runs.end_at(copy, steps + further_steps)
+    config = (copy / "config.json").read_text()
     (copy / "config.json").write_text(config.replace('"keep": 2', '"keep": 100'))  # policies go at paces of their own
     return copy
 

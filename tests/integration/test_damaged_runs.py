@@ -92,7 +92,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("finished", "stopped"):
         (folder / name).mkdir()
     finished = runs.start(folder / "finished", model, "steps=3", "evaluation.final_tasks=2", *short)
-    stopped = runs.start(folder / "stopped", model, "steps=100000", *short)
+    stopped = runs.start(folder / "stopped", model, runs.ENDLESS, *short)
     stopped_run = folder / "stopped" / "runs" / "test-seed0"
     runs.wait_for_step(stopped_run, 3, stopped)
     stopped.send_signal(signal.SIGTERM)

@@ -54,7 +54,7 @@ def test_an_engine_that_is_not_there_is_named_with_its_address(tiny_model: Path,
 
 
 def test_a_run_goes_on_when_its_only_engine_dies(tiny_model: Path, tmp_path: Path) -> None:
-    process = runs.start(tmp_path, tiny_model, "steps=100000")
+    process = runs.start(tmp_path, tiny_model, runs.ENDLESS)
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 3, process)
     first = runs.engine_of(run)
@@ -76,7 +76,7 @@ def test_an_engine_that_may_not_be_started_again_stops_the_run_which_can_be_resu
     tiny_model: Path, tmp_path: Path
 ) -> None:
     process = runs.start(
-        tmp_path, tiny_model, "steps=100000", 'policies.main.engine={kind = "embedded", max_restarts = 0}'
+        tmp_path, tiny_model, runs.ENDLESS, 'policies.main.engine={kind = "embedded", max_restarts = 0}'
     )
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 3, process)
@@ -96,23 +96,23 @@ def test_an_engine_that_may_not_be_started_again_stops_the_run_which_can_be_resu
 def test_faults_of_environments_are_counted_failed_episodes_and_never_stop_the_loop(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    result = runs.agentrl(
-        *runs.train_arguments(
-            tmp_path,
-            tiny_model,
-            'environment.options={faults = ["raise", "nan", "text", "hang", "crash"], every = 2}',
-            'environment.placement="process"',
-            "rollout.max_attempts=1",
-            "rollout.limits.tool_s=1.0",
-            "steps=4",
-        )
+    overrides = (
+        'environment.options={faults = ["raise", "nan", "text", "hang", "crash"], every = 2}',
+        'environment.placement="process"',
+        "rollout.max_attempts=1",
+        "rollout.limits.tool_s=5.0",  # longer than a busy machine may let a process of an environment wait
     )
-    assert result.returncode == 0, result.stderr
+    process = runs.start(tmp_path, tiny_model, runs.ENDLESS, *overrides)
     run = tmp_path / "runs" / "test-seed0"
+    expected = {"environment_step", "environment_reward", "timeout_environment.step", "environment_crashed"}
+    runs.wait_until(lambda: expected <= {line["reason"] for line in runs.rows(run / "ledger.jsonl")}, process)
+    runs.wait_for_step(run, max(4, runs.last_step(run) + 1), process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == runs.STOPPED, output
     dropped = [line for line in runs.rows(run / "ledger.jsonl") if line["outcome"] == "dropped"]
-    slow = {f"timeout_environment.{call}" for call in ("create", "start", "score")}  # where a process stood still
-    failed = {line["reason"] for line in dropped} - {"run_ended", "group_failed"} - slow
-    assert failed == {"environment_step", "environment_reward", "timeout_environment.step", "environment_crashed"}
+    failed = {line["reason"] for line in dropped} - {"run_ended", "group_failed"}
+    assert failed == expected
     assert all(line["reward"] is None for line in dropped if line["reason"] in failed)
     assert max(row["rollout/failed_fraction"] for row in runs.metrics(run)) > 0
     messages = (run / "episodes" / "failed.jsonl").read_text()
@@ -135,7 +135,7 @@ def test_prompts_that_fill_the_context_stop_the_run(tiny_model: Path, tmp_path: 
 
 
 def test_a_full_disk_stops_the_run_with_the_file_and_the_remedy(tiny_model: Path, tmp_path: Path) -> None:
-    process = runs.start(tmp_path, tiny_model, "steps=100000", "checkpoint.interval_steps=1")
+    process = runs.start(tmp_path, tiny_model, runs.ENDLESS, "checkpoint.interval_steps=1")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 2, process)
     with runs.halted(run):

@@ -41,9 +41,7 @@ OF_SQL = (
 
 
 def kill_while_forks_play(process: subprocess.Popen[str], run: Path, within_s: float = 300.0) -> dict[str, Any]:
-    """Kill an endless run once a step is done and a fork plays, and have it end three steps on.
-
-    Returns what is on record of the forks that play, by name.
+    """Kill a run once a step is done and a fork plays; returns what is on record of those that play, by name.
 
     The run stands still while its record is read: else the fork could end between the look and the kill.
     """
@@ -62,7 +60,6 @@ def kill_while_forks_play(process: subprocess.Popen[str], run: Path, within_s: f
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert runs.processes_are_gone(run, within_s=60.0)
-    runs.end_at(run, runs.last_step(run) + 3)
     return playing
 
 
@@ -112,9 +109,10 @@ def test_a_seeded_run_with_forks_is_bit_identical_across_kill_and_resume(engine_
     process = runs.start(tmp_path, engine_model, *OF_COINS, runs.ENDLESS)
     run = tmp_path / "runs" / "test-seed5"
     playing = kill_while_forks_play(process, run)
-    steps = f"steps={runs.last_step(run) + 3}"
+    steps = runs.last_step(run) + 3
+    runs.end_at(run, steps)
     (tmp_path / "whole").mkdir()
-    ended = runs.agentrl(*runs.train_arguments(tmp_path / "whole", engine_model, *OF_COINS, steps))
+    ended = runs.agentrl(*runs.train_arguments(tmp_path / "whole", engine_model, *OF_COINS, f"steps={steps}"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     whole = tmp_path / "whole" / "runs" / "test-seed5"
     resumed = runs.agentrl("resume", run)
@@ -136,6 +134,7 @@ def test_forks_of_tool_calling_episodes_survive_a_kill(calling_model: Path, tmp_
     process = runs.start(tmp_path, calling_model, *OF_SQL, runs.ENDLESS, f"rollout.workers={workers}")
     run = tmp_path / "runs" / "test-seed0"
     playing = kill_while_forks_play(process, run)
+    runs.end_at(run, runs.last_step(run) + 3)
     resumed = runs.agentrl("resume", run)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     lines = runs.assert_whole(run)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 def test_a_run_whose_disk_takes_nothing_more_ends_with_one_line_that_names_the_file_and_the_remedy(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    process = runs.start(tmp_path, tiny_model, "steps=100000", "checkpoint.interval_steps=100000")
+    process = runs.start(tmp_path, tiny_model, runs.ENDLESS, "checkpoint.interval_steps=100000")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 1, process)
     # Of the run's own process alone: journal, ledger, metrics and TensorBoard's file are its own.

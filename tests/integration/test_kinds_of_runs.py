@@ -43,7 +43,7 @@ def _fresh(run: Path) -> list[dict]:
 
 async def test_adapters_are_trained_published_and_taken_up_again(lora_engine: EngineCalls, tmp_path: Path) -> None:
     overrides = (*LORA, *_brief(lora_engine.server.url), "checkpoint.interval_steps=50000", "buffer.max_staleness=0")
-    process = runs.start(tmp_path, lora_engine.server.model, "steps=100000", *overrides)
+    process = runs.start(tmp_path, lora_engine.server.model, runs.ENDLESS, *overrides)
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 6, process)
     process.send_signal(signal.SIGTERM)

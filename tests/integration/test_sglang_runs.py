@@ -35,7 +35,7 @@ async def test_a_run_trains_on_sglang_and_goes_on_when_its_server_dies(
     sglang: Config, tiny_model: Path, tmp_path: Path
 ) -> None:
     engine = f"policies.main.engine={_table(sglang('dense'))}"
-    process = runs.start(tmp_path, tiny_model, "steps=100000", engine, "buffer.max_staleness=2", "buffer.stall_s=280")
+    process = runs.start(tmp_path, tiny_model, runs.ENDLESS, engine, "buffer.max_staleness=2", "buffer.stall_s=280")
     run = tmp_path / "runs" / "test-seed0"
     runs.wait_for_step(run, 3, process)
     gaps = [row["trainer/fresh_gap_max_nats"] for row in runs.metrics(run) if row.get("trainer/fresh_tokens")]

@@ -16,7 +16,7 @@ from tests.integration import runs
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 LIMIT_S = 300.0
-BAD = ("scaffold.name=tests.storms.bad_scaffolds:Bad", "rollout.workers=0", "steps=100000")
+BAD = ("scaffold.name=tests.storms.bad_scaffolds:Bad", "rollout.workers=0", runs.ENDLESS)
 # An engine that never waits for the trainer.
 ALWAYS_BUSY = ("rollout.limits.max_reply_tokens=400", "buffer.max_staleness=100")
 LONG_DEADLINES = (
@@ -24,7 +24,7 @@ LONG_DEADLINES = (
     "policies.main.fleet={probe_s = 3000, suspect_s = 3000, dead_s = 3000, wait_s = 3000}",
     "rollout.limits.tool_s=3000",
     "rollout.limits.total_s=6000",
-    "steps=100000",
+    runs.ENDLESS,
 )
 
 

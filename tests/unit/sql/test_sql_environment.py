@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
 from agentrl.types.message import Message, Role, ToolCall, ToolSpec
 from agentrl.types.task import Split
+from agentrl_environments.sql import database as sql_database
 from agentrl_environments.sql.database import Database, QueryError
 from agentrl_environments.sql.environment import SqlEnvironment
 from agentrl_environments.sql.tasks import SqlOptions, build_problem, sample_task
@@ -108,10 +112,13 @@ async def test_whatever_is_not_a_select_is_refused_and_changes_nothing(sql):
     assert await observe(environment, "query", sql=f"SELECT * FROM {PROBLEM.table}") == before
 
 
-def test_a_query_that_never_ends_is_stopped_after_its_time():
+def test_a_query_that_never_ends_is_stopped_after_its_time(monkeypatch):
+    looks = itertools.count()  # at the clock, 0.02 s apart
+    monkeypatch.setattr(sql_database, "time", SimpleNamespace(monotonic=lambda: 0.02 * next(looks)))
     database = Database(PROBLEM, SqlOptions(query_s=0.05))
     with pytest.raises(QueryError, match=r"query stopped after 0\.05 s"):
         database.run(ENDLESS)
+    assert next(looks) <= 6
     assert database.run("SELECT 1") == [(1,)]
 
 
